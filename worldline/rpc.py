@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 from grpc_status import rpc_status
@@ -74,7 +75,7 @@ def tls_of(settings: ServiceSettings) -> Tls | None:
     return Tls(settings.tls_certificate, Path(settings.tls_key.get_secret_value()), settings.tls_ca)
 
 
-class _Errors(grpc.ServerInterceptor[Any, Any]):
+class _Errors(grpc.ServerInterceptor):  # type: ignore[type-arg]  # generic in its stubs only
     """Turns our errors into statuses, and anything else into INTERNAL without telling the caller our insides."""
 
     def intercept_service(
@@ -208,6 +209,14 @@ def channel(address: str, tls: Tls | None = None, *, traced: bool = False) -> gr
 
         opened = grpc.intercept_channel(opened, client_interceptor(filter_=_spoken()))  # type: ignore[no-untyped-call]
     return opened
+
+
+def aio_channel(address: str, tls: Tls | None = None) -> grpc.aio.Channel:
+    """A channel of the running asyncio loop. The current trace is sent by the caller as metadata."""
+    if tls is None:
+        return grpc.aio.insecure_channel(address, options=_CHANNEL_OPTIONS)
+    credentials = grpc.ssl_channel_credentials(tls.ca.read_bytes(), tls.key.read_bytes(), tls.certificate.read_bytes())
+    return grpc.aio.secure_channel(address, credentials, options=_CHANNEL_OPTIONS)
 
 
 class Channels:

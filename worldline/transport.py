@@ -22,6 +22,20 @@ from worldline.plan import Chunk
 
 
 @dataclass(frozen=True, slots=True)
+class Terms:
+    """What both ends of one move agree on before its streams are opened.
+
+    `token` is the secret of 32 bytes that every stream presents; `traceparent` is a W3C trace context or empty.
+    """
+
+    move_id: str
+    token: bytes
+    streams: int
+    no_progress_s: float
+    traceparent: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Landed:
     """A chunk that lies whole in the destination's region, with the CRC-32 its sender took from the source."""
 
@@ -45,9 +59,9 @@ class SendLink(Protocol):
         """The announced chunk is whole; `crc` is its CRC-32 as taken from the source's region."""
 
     def finish(self) -> Sequence[int]:
-        """End this round: block until the receiver has checked all chunks of this stream.
+        """End this round: block until the receiver has checked what came.
 
-        Returns the indexes of those that differ and are wanted again; empty if all is well and the stream is over.
+        Returns the indexes of the chunks that are wanted again on this stream; empty if the stream is over.
         """
 
     def close(self) -> None:
@@ -55,13 +69,18 @@ class SendLink(Protocol):
 
 
 class ReceiveLink(Protocol):
-    """The receiving end of one stream."""
+    """The receiving end of one stream; `traceparent` is the sender's trace context."""
+
+    traceparent: str
 
     def next(self) -> Landed | None:
         """The next chunk that lies whole in the region; None when the sender has ended its round."""
 
     def answer(self, wanted_again: Sequence[int]) -> None:
         """Answer the sender's `finish`."""
+
+    def busy(self) -> None:
+        """Tell the sender that waits in `finish` that the receiver is still at work; its no-progress bound restarts."""
 
     def close(self) -> None:
         """Give up or clean up; wakes every blocked call. Any thread, any number of times."""
@@ -73,30 +92,24 @@ class Listener(Protocol):
     endpoint: str
 
     def accept(self) -> ReceiveLink:
-        """The next stream that presented the move's token. Refuses and closes all others."""
+        """The next stream that presented the move's token, within `no_progress_s`. All others are closed."""
 
     def close(self) -> None:
         """Accept no more; wakes a blocked `accept`. Any thread, any number of times."""
 
 
 class Transport(Protocol):
-    """A way from region to region."""
+    """A way from region to region, for all moves of one data plane."""
 
     name: str
 
-    def listen(
-        self, region: memoryview, chunks: Sequence[Chunk], *, token: bytes, streams: int, no_progress_s: float
-    ) -> Listener:
-        """Be ready for `streams` streams that write into `region` (writable)."""
+    def listen(self, region: memoryview, chunks: Sequence[Chunk], terms: Terms) -> Listener:
+        """Be ready for the streams of a move, which write into `region` (writable)."""
 
     def connect(
-        self,
-        region: memoryview,
-        chunks: Sequence[Chunk],
-        endpoint: str,
-        *,
-        token: bytes,
-        stream: int,
-        no_progress_s: float,
+        self, region: memoryview, chunks: Sequence[Chunk], terms: Terms, endpoint: str, stream: int
     ) -> SendLink:
         """Open stream number `stream` to `endpoint`; `region` is the source's (read-only)."""
+
+    def close(self) -> None:
+        """Give up what is shared by all moves, for instance a listening socket."""

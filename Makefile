@@ -1,0 +1,49 @@
+# Everything sets up what it needs: a fresh machine has to have Python 3.11+ and a package index, nothing else.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+# Where torch's CPU wheel comes from, if not from pip's own configuration; see docs/dependencies.md.
+PIP_ARGS ?=
+
+.PHONY: setup demo dev test test-slow test-compose lint types proto bench clean
+
+setup: $(READY)
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt $(PIP_ARGS) -e '.[dev]'
+	touch $(READY)
+
+demo: $(READY)
+	$(BIN)/worldline demo
+
+dev: $(READY)
+	$(BIN)/worldline dev
+
+test: $(READY)
+	$(BIN)/python -m pytest -m 'not slow and not compose and not cuda and not rdma'
+
+test-slow: $(READY)
+	$(BIN)/python -m pytest -m 'slow and not compose and not cuda and not rdma' --timeout 600
+
+test-compose: $(READY)
+	$(BIN)/python -m pytest -m compose --timeout 1500 tests/compose
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/buf lint protos
+	$(BIN)/lint-imports
+
+types: $(READY)
+	$(BIN)/mypy
+
+proto: $(READY)
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python tools/protos.py
+
+bench: $(READY)
+	$(BIN)/python -m benchmarks.moving
+
+clean:
+	rm -rf $(VENV) build *.egg-info

@@ -1,0 +1,260 @@
+"""The client library for asyncio: the same calls and the same play protocol as `worldline.client`.
+
+async with AsyncClient("localhost:7400") as client:
+    session = await client.place("window-rewrite", "tiny", seed=7)
+    async with await client.play(session) as play:
+        block = await play.step(bytes(8))
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator
+from typing import Self
+
+import grpc.aio
+
+from worldline import rpc, telemetry, wire
+from worldline.contract import Contract
+from worldline.errors import DataLoss, NotFound, SessionLost, TimedOut, Unavailable, WorldlineError
+from worldline.playing import Block, Deliver, Output, Player, Send, Session
+from worldline.v1 import admission_service_pb2 as pb
+from worldline.v1 import engine_host_service_pb2 as host_pb
+from worldline.v1 import move_pb2
+from worldline.v1.admission_service_pb2_grpc import AdmissionServiceStub
+from worldline.v1.engine_host_service_pb2_grpc import EngineHostServiceStub
+
+CALL_TIMEOUT_S = 30.0
+SILENCE_S = 2.0
+
+
+def _trace() -> tuple[tuple[str, str], ...]:
+    return tuple(telemetry.inject().items())
+
+
+class AsyncClient:
+    """Calls admission at `target` (host:port) and the engine hosts that it names. Belongs to one asyncio loop."""
+
+    def __init__(self, target: str, *, tls: rpc.Tls | None = None) -> None:
+        self.target = target
+        self._tls = tls
+        self._channel = rpc.aio_channel(target, tls)
+        self.admission = AdmissionServiceStub(self._channel)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the channel."""
+        await self._channel.close(None)
+
+    async def place(
+        self, engine: str, preset: str, seed: int, *, contract: Contract | None = None, host_id: str = ""
+    ) -> Session:
+        """Create a session where admission picks, or on `host_id`."""
+        request = pb.PlaceSessionRequest(
+            request_id=str(uuid.uuid4()),
+            engine=engine,
+            preset=preset,
+            seed=seed,
+            contract=wire.contract_to(contract) if contract else None,
+            host_id=host_id,
+        )
+        with rpc.calling("admission"):
+            placed = await self.admission.PlaceSession(request, timeout=120.0, metadata=_trace())
+        return Session(placed.session.descriptor.session_id, placed.resume_token, placed.public_address, placed.host_id)
+
+    async def locate(self, session_id: str, *, timeout_s: float = CALL_TIMEOUT_S) -> pb.LocateSessionResponse:
+        """Where a session lives now. Raises SessionLost if it died with its host."""
+        with rpc.calling("admission"):
+            return await self.admission.LocateSession(pb.LocateSessionRequest(session_id=session_id), timeout=timeout_s)
+
+    async def request_move(self, session_id: str, destination: str = "", *, patience_s: float = 0.0) -> move_pb2.Move:
+        """Ask for a move; returns with the verdict, while an admitted move goes on."""
+        request = pb.RequestMoveRequest(
+            request_id=str(uuid.uuid4()),
+            session_id=session_id,
+            destination_host_id=destination,
+            mode=move_pb2.MOVE_MODE_FROZEN,
+            patience_s=patience_s,
+        )
+        with rpc.calling("admission"):
+            return (await self.admission.RequestMove(request, timeout=CALL_TIMEOUT_S, metadata=_trace())).move
+
+    async def watch(self, move_id: str) -> AsyncIterator[move_pb2.Move]:
+        """The move each time it changes, until it is closed."""
+        with rpc.calling("admission"):
+            async for response in self.admission.WatchMove(pb.WatchMoveRequest(move_id=move_id)):
+                yield response.move
+
+    async def get_move(self, move_id: str) -> move_pb2.Move:
+        """One move, whole."""
+        with rpc.calling("admission"):
+            return (await self.admission.GetMove(pb.GetMoveRequest(move_id=move_id), timeout=CALL_TIMEOUT_S)).move
+
+    async def wait(self, move_id: str) -> move_pb2.Move:
+        """The closed move."""
+        async for _ in self.watch(move_id):
+            pass
+        return await self.get_move(move_id)
+
+    async def play(self, session: Session, *, with_state_crc: bool = False, patience_s: float = 60.0) -> AsyncPlay:
+        """Open a session for playing. `patience_s` bounds each wait for a block, over all reconnects."""
+        play = AsyncPlay(self, session, with_state_crc=with_state_crc, patience_s=patience_s)
+        await play.open()
+        return play
+
+
+class AsyncPlay:
+    """An open session. `step` plays one block; moves and lost connections are followed inside."""
+
+    def __init__(self, client: AsyncClient, session: Session, *, with_state_crc: bool, patience_s: float) -> None:
+        self._client = client
+        self._player = Player(session, with_state_crc=with_state_crc)
+        self._patience_s = patience_s
+        self._address = session.address
+        self._channel: grpc.aio.Channel | None = None
+        self._reader: asyncio.Task[None] | None = None
+        self._in: asyncio.Queue[host_pb.PlayResponse | WorldlineError] = asyncio.Queue()
+        self._out: asyncio.Queue[host_pb.PlayRequest | None] = asyncio.Queue()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    @property
+    def host_id(self) -> str:
+        """Engine host that plays the session now."""
+        return self._player.host_id
+
+    @property
+    def epoch(self) -> int:
+        """Epoch of ownership."""
+        return self._player.epoch
+
+    @property
+    def next_block(self) -> int:
+        """Index of the block the next action is for."""
+        return self._player.next_block
+
+    @property
+    def action_bytes(self) -> int:
+        """Bytes of one action; 0 if the engine takes any size."""
+        return self._player.action_bytes
+
+    @property
+    def moves(self) -> int:
+        """Moves that were followed."""
+        return self._player.moves
+
+    async def open(self) -> None:
+        """Open the first stream."""
+        await self._connect()
+        await self._run(until_opened=True)
+
+    async def step(self, action: bytes) -> Block:
+        """Act, and wait for the block. Raises as `worldline.client.Play.step` does."""
+        await self._do(self._player.act(action))
+        block = await self._run()
+        if block is None:
+            raise TimedOut("the stream opened, but no block came")
+        return block
+
+    async def close(self) -> None:
+        """End the stream; the session stays where it is."""
+        self._out.put_nowait(None)
+        if self._reader is not None:
+            self._reader.cancel()
+            await asyncio.gather(self._reader, return_exceptions=True)
+            self._reader = None
+        if self._channel is not None:
+            await self._channel.close(None)
+            self._channel = None
+
+    async def _connect(self) -> None:
+        await self.close()
+        self._in, self._out = asyncio.Queue(), asyncio.Queue()
+        self._channel = rpc.aio_channel(self._address, self._client._tls)
+        self._out.put_nowait(self._player.open())
+        self._reader = asyncio.create_task(self._read(self._channel, self._out, self._in, self._address))
+
+    @staticmethod
+    async def _read(
+        channel: grpc.aio.Channel,
+        out: asyncio.Queue[host_pb.PlayRequest | None],
+        into: asyncio.Queue[host_pb.PlayResponse | WorldlineError],
+        address: str,
+    ) -> None:
+        async def requests() -> AsyncIterator[host_pb.PlayRequest]:
+            while (request := await out.get()) is not None:
+                yield request
+
+        try:
+            with rpc.calling(address):
+                async for response in EngineHostServiceStub(channel).Play(requests()):
+                    into.put_nowait(response)
+            into.put_nowait(Unavailable(f"{address} ended the stream", reason="PEER_GONE", retry_after_s=0.1))
+        except WorldlineError as error:
+            into.put_nowait(error)
+
+    async def _do(self, outputs: list[Output]) -> Block | None:
+        delivered: Block | None = None
+        for output in outputs:
+            if isinstance(output, Send):
+                self._out.put_nowait(output.request)
+            elif isinstance(output, Deliver):
+                delivered = output.block
+            else:
+                self._address = output.address
+                await self._connect()
+        return delivered
+
+    async def _run(self, *, until_opened: bool = False) -> Block | None:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._patience_s
+        while True:
+            left = deadline - loop.time()
+            if left <= 0:
+                raise TimedOut(
+                    f"session {self._player.session.session_id}: no answer for {self._patience_s} s, last from "
+                    f"{self._address}",
+                    reason="PLAY_TIMED_OUT",
+                )
+            try:
+                got = await asyncio.wait_for(self._in.get(), min(left, SILENCE_S))
+            except TimeoutError:
+                await self._relocate(left, silent=True)
+                continue
+            if isinstance(got, WorldlineError):
+                if not isinstance(got, Unavailable | NotFound) or isinstance(got, SessionLost):
+                    raise got
+                await asyncio.sleep(min(got.retry_after_s or 0.1, 1.0, left))
+                await self._relocate(left, silent=False)
+                continue
+            block = await self._do(self._player.receive(got))
+            if block is not None or (until_opened and got.WhichOneof("message") == "opened"):
+                return block
+
+    async def _relocate(self, left_s: float, *, silent: bool) -> None:
+        where: pb.LocateSessionResponse | None = None
+        try:
+            where = await self._client.locate(self._player.session.session_id, timeout_s=min(left_s, CALL_TIMEOUT_S))
+        except SessionLost:
+            raise
+        except (Unavailable, TimedOut, NotFound):
+            pass  # admission may be restarting, or has not adopted the session yet
+        if where is not None and where.epoch < self._player.epoch:
+            raise DataLoss(
+                f"admission knows epoch {where.epoch}, but epoch {self._player.epoch} was played", reason="REWOUND"
+            )
+        moved = where is not None and where.public_address != self._address
+        if where is not None and moved:
+            self._address = where.public_address
+        if moved or not silent:
+            await self._connect()

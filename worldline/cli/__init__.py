@@ -1,0 +1,3 @@
+"""The `worldline` command."""
+
+from __future__ import annotations
