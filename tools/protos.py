@@ -30,7 +30,8 @@ def generate(out: Path) -> None:
     )
     if status:
         raise SystemExit(f"protoc failed with status {status}")
-    (out / "worldline" / "v1" / "__init__.py").write_text('"""Generated from protos/: do not edit, run `make proto`."""\n')
+    note = '"""Generated from protos/: do not edit, run `make proto`."""\n'
+    (out / "worldline" / "v1" / "__init__.py").write_text(note)
 
 
 if __name__ == "__main__":

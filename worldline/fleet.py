@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
+from worldline.client import Client
 from worldline.errors import NotFound, Unavailable
 
 START_TIMEOUT_S = 60.0
@@ -140,7 +141,21 @@ class Fleet:
         for node in self.nodes:
             for host in node.hosts:
                 self._await(host)
+        self._await_joined()
         return self
+
+    def _await_joined(self) -> None:
+        """Wait until admission takes every engine host for a destination."""
+        expected = {host for node in self.nodes for host in node.hosts}
+        deadline = time.monotonic() + START_TIMEOUT_S
+        with Client(self.target) as client:
+            while True:
+                joined = {info.registration.host_id for info in client.hosts() if info.ready}
+                if joined >= expected:
+                    return
+                if time.monotonic() > deadline:
+                    raise Unavailable(f"{', '.join(sorted(expected - joined))} did not join within {START_TIMEOUT_S} s")
+                time.sleep(0.02)
 
     def stop(self) -> None:
         """Stop all, engine hosts first; kill what does not stop."""

@@ -63,7 +63,7 @@ class HostRef:
 
 @dataclass(frozen=True, slots=True)
 class StageTimes:
-    """Seconds spent in each stage; `downtime_s` is freeze to playable."""
+    """Seconds spent in each stage; `downtime_s` is freeze to playable, `admission_s` admission's own share."""
 
     reserve_s: float = 0.0
     freeze_s: float = 0.0
@@ -72,6 +72,7 @@ class StageTimes:
     release_s: float = 0.0
     commit_s: float = 0.0
     downtime_s: float = 0.0
+    admission_s: float = 0.0
 
 
 class FaultKind(enum.IntEnum):

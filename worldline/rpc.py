@@ -205,9 +205,9 @@ def channel(address: str, tls: Tls | None = None, *, traced: bool = False) -> gr
         )
         opened = grpc.secure_channel(address, credentials, options=_CHANNEL_OPTIONS)
     if traced:
-        from opentelemetry.instrumentation.grpc import client_interceptor
+        from worldline.traced import traced as with_trace
 
-        opened = grpc.intercept_channel(opened, client_interceptor(filter_=_spoken()))  # type: ignore[no-untyped-call]
+        opened = with_trace(opened, _spoken())
     return opened
 
 

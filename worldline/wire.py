@@ -322,6 +322,7 @@ def stages_to(value: StageTimes) -> move_pb2.StageTimes:
         release_s=value.release_s,
         commit_s=value.commit_s,
         downtime_s=value.downtime_s,
+        admission_s=value.admission_s,
     )
 
 
@@ -335,6 +336,7 @@ def stages_from(message: move_pb2.StageTimes) -> StageTimes:
         message.release_s,
         message.commit_s,
         message.downtime_s,
+        message.admission_s,
     )
 
 

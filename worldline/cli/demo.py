@@ -84,7 +84,7 @@ class Result:
 
 def run(options: argparse.Namespace) -> int:
     """Run it; 0 only if nothing differed and the damaged copy was refused."""
-    out = Console(quiet=options.json, highlight=False)
+    out = Console(quiet=options.json, highlight=False, soft_wrap=True)
     result = Result()
     with _client(options.target, out) as client:
         _play(client, options, result, out)

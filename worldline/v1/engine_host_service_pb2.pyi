@@ -507,7 +507,9 @@ class PlayEnded(_message.Message):
 
     REASON_FIELD_NUMBER: _builtins.int
     reason: _builtins.str
-    """Reason, UPPER_SNAKE: CLOSED, IDLE, REPLACED (another stream took the session), DRAINING."""
+    """Reason, UPPER_SNAKE: CLOSED, IDLE, REPLACED (another stream took the session), DRAINING, FENCED (the host may
+    play no more).
+    """
     def __init__(
         self,
         *,

@@ -331,6 +331,7 @@ class StageTimes(_message.Message):
     RELEASE_S_FIELD_NUMBER: _builtins.int
     COMMIT_S_FIELD_NUMBER: _builtins.int
     DOWNTIME_S_FIELD_NUMBER: _builtins.int
+    ADMISSION_S_FIELD_NUMBER: _builtins.int
     reserve_s: _builtins.float
     """Reserving: slot, prefault, connections. The session plays on."""
     freeze_s: _builtins.float
@@ -345,6 +346,8 @@ class StageTimes(_message.Message):
     """Re-verifying and swapping at the destination."""
     downtime_s: _builtins.float
     """Freeze to playable: what the player may feel."""
+    admission_s: _builtins.float
+    """Admission's own share: deciding and journaling, without waiting for anybody."""
     def __init__(
         self,
         *,
@@ -355,10 +358,11 @@ class StageTimes(_message.Message):
         release_s: _builtins.float = ...,
         commit_s: _builtins.float = ...,
         downtime_s: _builtins.float = ...,
+        admission_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["commit_s", b"commit_s", "downtime_s", b"downtime_s", "freeze_s", b"freeze_s", "release_s", b"release_s", "reserve_s", b"reserve_s", "verify_s", b"verify_s", "wire_s", b"wire_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admission_s", b"admission_s", "commit_s", b"commit_s", "downtime_s", b"downtime_s", "freeze_s", b"freeze_s", "release_s", b"release_s", "reserve_s", b"reserve_s", "verify_s", b"verify_s", "wire_s", b"wire_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

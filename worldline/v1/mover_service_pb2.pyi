@@ -87,6 +87,7 @@ class MoveResponse(_message.Message):
     MANIFEST_FIELD_NUMBER: _builtins.int
     SOURCE_RECEIPT_FIELD_NUMBER: _builtins.int
     DESTINATION_RECEIPT_FIELD_NUMBER: _builtins.int
+    INJECTED_FAULTS_FIELD_NUMBER: _builtins.int
     stage: _builtins.str
     """Stage it is in: "reserve", "freeze", "wire", "verify" or "verified"."""
     landed_bytes: _builtins.int
@@ -95,6 +96,8 @@ class MoveResponse(_message.Message):
     """Bytes of the region."""
     retried_chunks: _builtins.int
     """Chunks sent again."""
+    injected_faults: _builtins.int
+    """Faults injected so far."""
     @_builtins.property
     def stages(self) -> _move_pb2.StageTimes:
         """Stage times so far."""
@@ -122,10 +125,11 @@ class MoveResponse(_message.Message):
         manifest: _state_pb2.Manifest | None = ...,
         source_receipt: _state_pb2.Receipt | None = ...,
         destination_receipt: _state_pb2.Receipt | None = ...,
+        injected_faults: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["destination_receipt", b"destination_receipt", "manifest", b"manifest", "source_receipt", b"source_receipt", "stages", b"stages"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["destination_receipt", b"destination_receipt", "landed_bytes", b"landed_bytes", "manifest", b"manifest", "retried_chunks", b"retried_chunks", "source_receipt", b"source_receipt", "stage", b"stage", "stages", b"stages", "total_bytes", b"total_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["destination_receipt", b"destination_receipt", "injected_faults", b"injected_faults", "landed_bytes", b"landed_bytes", "manifest", b"manifest", "retried_chunks", b"retried_chunks", "source_receipt", b"source_receipt", "stage", b"stage", "stages", b"stages", "total_bytes", b"total_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -234,6 +238,23 @@ class ReceiveFinish(_message.Message):
 Global___ReceiveFinish: _TypeAlias = ReceiveFinish  # noqa: Y015
 
 @_typing.final
+class ReceiveBeat(_message.Message):
+    """The source's mover is alive; sent when there is nothing else to say."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReceiveBeat: _TypeAlias = ReceiveBeat  # noqa: Y015
+
+@_typing.final
 class ReceiveRequest(_message.Message):
     """What the source's mover sends."""
 
@@ -242,6 +263,7 @@ class ReceiveRequest(_message.Message):
     OPEN_FIELD_NUMBER: _builtins.int
     START_FIELD_NUMBER: _builtins.int
     FINISH_FIELD_NUMBER: _builtins.int
+    BEAT_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def open(self) -> Global___ReceiveOpen:
         """First."""
@@ -254,18 +276,23 @@ class ReceiveRequest(_message.Message):
     def finish(self) -> Global___ReceiveFinish:
         """All was sent: answer with the receipt."""
 
+    @_builtins.property
+    def beat(self) -> Global___ReceiveBeat:
+        """At any time after open."""
+
     def __init__(
         self,
         *,
         open: Global___ReceiveOpen | None = ...,
         start: Global___ReceiveStart | None = ...,
         finish: Global___ReceiveFinish | None = ...,
+        beat: Global___ReceiveBeat | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["finish", b"finish", "message", b"message", "open", b"open", "start", b"start"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["beat", b"beat", "finish", b"finish", "message", b"message", "open", b"open", "start", b"start"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish", b"finish", "message", b"message", "open", b"open", "start", b"start"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["beat", b"beat", "finish", b"finish", "message", b"message", "open", b"open", "start", b"start"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["open", "start", "finish"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["open", "start", "finish", "beat"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -325,7 +352,7 @@ Global___ReceiveReady: _TypeAlias = ReceiveReady  # noqa: Y015
 
 @_typing.final
 class ReceiveProgress(_message.Message):
-    """Bytes landed."""
+    """Bytes landed; repeated when there is nothing else to say."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -396,7 +423,7 @@ class ReceiveResponse(_message.Message):
 
     @_builtins.property
     def progress(self) -> Global___ReceiveProgress:
-        """While bytes land."""
+        """At any time."""
 
     @_builtins.property
     def verified(self) -> Global___ReceiveVerified:

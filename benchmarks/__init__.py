@@ -1,0 +1,3 @@
+"""Benchmarks: each figure stands beside a ceiling measured in the same run."""
+
+from __future__ import annotations

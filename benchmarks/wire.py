@@ -1,0 +1,204 @@
+"""One end of a transfer in a process of its own: a bare socket loop (the ceiling) or the mover's own data-plane job.
+
+`python -m benchmarks.wire SIZE` receives: it reads one JSON command a line from standard input and answers one a line.
+The sending end runs in the caller. Both keep one warm region for all runs.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+from mover.job import Job
+from mover.memory import Region, address_of
+from mover.transports import TransportConfig, open_transports
+from worldline.plan import Chunk, Plan
+from worldline.transport import Terms, Transport
+from worldline.v1 import state_pb2
+from worldline.wire import plan_from, plan_to
+
+
+def memory(size_bytes: int) -> int:
+    """A descriptor of new memory."""
+    descriptor = os.memfd_create("worldline-bench")
+    os.ftruncate(descriptor, size_bytes)
+    return descriptor
+
+
+_MOVE_ID = str(uuid.UUID(int=0))
+
+
+class Bare:
+    """Chunks over plain sockets, one thread a stream; no framing, no checks: what the link can do."""
+
+    def __init__(self, region: memoryview, chunks: Sequence[Chunk], streams: int) -> None:
+        self._region = region
+        self._shares = [chunks[stream::streams] for stream in range(streams)]
+
+    def send(self, port: int) -> None:
+        """Send all; returns when the receiver has said that all is there."""
+
+        def stream(share: Sequence[Chunk]) -> None:
+            with socket.create_connection(("127.0.0.1", port)) as link:
+                for chunk in share:
+                    link.sendall(self._region[chunk.offset : chunk.offset + chunk.size_bytes])
+                link.recv(1)
+
+        _together([partial(stream, share) for share in self._shares])
+
+    def receive(self, listener: socket.socket) -> None:
+        """Receive all."""
+
+        def stream(link: socket.socket, share: Sequence[Chunk]) -> None:
+            with link:
+                for chunk in share:
+                    link.recv_into(
+                        self._region[chunk.offset : chunk.offset + chunk.size_bytes],
+                        chunk.size_bytes,
+                        socket.MSG_WAITALL,
+                    )
+                link.sendall(b"\x01")
+
+        links = [listener.accept()[0] for _ in self._shares]
+        _together([partial(stream, link, share) for link, share in zip(links, self._shares, strict=True)])
+
+
+def _together(work: Sequence[Callable[[], object]]) -> None:
+    threads = [threading.Thread(target=item) for item in work]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+class Receiver:
+    """The receiving process, seen from the sending one."""
+
+    def __init__(self, size_bytes: int) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.wire", str(size_bytes)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        self.answer()
+
+    def ask(self, command: Mapping[str, object]) -> None:
+        """Send a command."""
+        if self._process.stdin is None:
+            raise RuntimeError("no pipe")
+        self._process.stdin.write(json.dumps(command).encode() + b"\n")
+        self._process.stdin.flush()
+
+    def answer(self) -> dict[str, str]:
+        """The next answer."""
+        if self._process.stdout is None:
+            raise RuntimeError("no pipe")
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError("the receiving process has ended")
+        answer: dict[str, str] = json.loads(line)
+        return answer
+
+    def close(self) -> None:
+        """End it."""
+        self._process.kill()
+        self._process.communicate()
+
+
+class Arms:
+    """The sending process: times each arm over one warm region of random bytes."""
+
+    def __init__(self, size_bytes: int, plan: Plan) -> None:
+        self._size_bytes, self._plan = size_bytes, plan
+        self._descriptor = memory(size_bytes)
+        self._region = Region(self._descriptor, size_bytes, writable=True)
+        self._region.populate()
+        noise = os.urandom(1 << 20)
+        for at in range(0, size_bytes, 1 << 20):
+            piece = self._region.view[at : at + (1 << 20)]
+            piece[:] = noise[: len(piece)]
+        self._receiver = Receiver(size_bytes)
+        self._transports = _transports()
+
+    def copy_to(self, target: Region) -> float:
+        """Seconds of one copy in memory, with as many threads as the plan has streams."""
+        source, into = address_of(self._region.view), address_of(target.view)
+        share = -(-self._size_bytes // self._plan.streams)
+        parts = [(at, min(share, self._size_bytes - at)) for at in range(0, self._size_bytes, share)]
+        start = time.perf_counter()
+        _together([partial(ctypes.memmove, into + at, source + at, size) for at, size in parts])
+        return time.perf_counter() - start
+
+    def bare(self) -> float:
+        """Seconds of one transfer over plain sockets."""
+        self._receiver.ask({"arm": "bare", "plan": _encoded(self._plan)})
+        port = int(self._receiver.answer()["endpoint"])
+        start = time.perf_counter()
+        Bare(self._region.view, self._plan.chunks(self._size_bytes), self._plan.streams).send(port)
+        return time.perf_counter() - start
+
+    def job(self, *, verified: bool) -> float:
+        """Seconds of one transfer by the mover's pipeline, until both ends have all checksums."""
+        terms = Terms(_MOVE_ID, os.urandom(32), self._plan.streams, 30.0)
+        self._receiver.ask(
+            {"arm": "job", "verified": verified, "plan": _encoded(self._plan), "token": terms.token.hex()}
+        )
+        job = Job(self._transports, 1, verified=verified)
+        job.map(os.dup(self._descriptor), self._size_bytes, writable=False)
+        endpoint = self._receiver.answer()["endpoint"]
+        start = time.perf_counter()
+        job.connect(self._plan, terms, endpoint, (), lambda kind, chunk: None)
+        job.run(60.0, lambda progress: None)
+        self._receiver.answer()
+        taken = time.perf_counter() - start
+        job.close()
+        return taken
+
+    def close(self) -> None:
+        """Free everything."""
+        self._receiver.close()
+        self._region.close()
+        os.close(self._descriptor)
+
+
+def _transports() -> Mapping[str, Transport]:
+    return open_transports(("tcp",), TransportConfig())
+
+
+def _encoded(plan: Plan) -> str:
+    return plan_to(plan).SerializeToString().hex()
+
+
+def main(size_bytes: int) -> None:
+    """The receiving process."""
+    descriptor = memory(size_bytes)
+    region = Region(descriptor, size_bytes, writable=True)
+    region.populate()
+    transports = _transports()
+    print(json.dumps({"ready": "yes"}), flush=True)
+    for line in sys.stdin:
+        command = json.loads(line)
+        plan = plan_from(state_pb2.Plan.FromString(bytes.fromhex(command["plan"])))
+        if command["arm"] == "bare":
+            with socket.create_server(("127.0.0.1", 0)) as listener:
+                print(json.dumps({"endpoint": str(listener.getsockname()[1])}), flush=True)
+                Bare(region.view, plan.chunks(size_bytes), plan.streams).receive(listener)
+            continue
+        terms = Terms(_MOVE_ID, bytes.fromhex(command["token"]), plan.streams, 30.0)
+        job = Job(transports, 1, verified=command["verified"])
+        job.map(os.dup(descriptor), size_bytes, writable=True)
+        print(json.dumps({"endpoint": job.listen(plan, terms)}), flush=True)
+        job.run(60.0, lambda progress: None)
+        print(json.dumps({"done": "yes"}), flush=True)
+        job.close()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

@@ -1,0 +1,104 @@
+"""All open moves: one thread each, and what concerns several of them."""
+
+from __future__ import annotations
+
+import threading
+
+from admission.active import ActiveMove, Means, cannot_cancel
+from admission.effects import Route
+from admission.fleet import Fleet
+from admission.journal_rows import Lease
+from admission.machine import Event
+from admission.record import MoveRecord
+from worldline.errors import Exhausted, NotFound
+
+
+class Coordinator:
+    """Runs moves. A move is in the journal before its thread starts."""
+
+    def __init__(self, means: Means, fleet: Fleet) -> None:
+        self._means = means
+        self._fleet = fleet
+        self._lock = threading.Lock()
+        self._active: dict[str, tuple[ActiveMove, threading.Thread]] = {}
+
+    def open(self, record: MoveRecord, lease: Lease, route: Route) -> MoveRecord:
+        """Journal a new move and its lease, and start it.
+
+        Raises:
+            Exhausted: too many open moves. Owned: another move has the session. SessionLost: it is lost by now.
+        """
+        with self._lock:
+            if len(self._active) >= self._means.settings.max_moves:
+                raise Exhausted(
+                    f"{len(self._active)} moves are open, at most {self._means.settings.max_moves} may be",
+                    reason="TOO_MANY_MOVES",
+                    retry_after_s=1.0,
+                )
+        record = self._means.journal.add_move(record, lease)
+        self.start(record, route)
+        # Whoever died between the decision and now was not told of this move.
+        for host in (record.source, record.destination):
+            if self._fleet.dead(host.host_id, host.incarnation):
+                self.died(host.host_id, host.incarnation)
+        return record
+
+    def start(self, record: MoveRecord, route: Route | None, news: tuple[Event, ...] = ()) -> None:
+        """Start the thread of a journaled move."""
+        active = ActiveMove(self._means, record, route, news)
+        thread = threading.Thread(target=self._run, args=(active,), name=f"move-{record.move_id[:8]}", daemon=True)
+        with self._lock:
+            self._active[record.move_id] = (active, thread)
+        thread.start()
+
+    def _run(self, active: ActiveMove) -> None:
+        try:
+            active.run()
+        finally:
+            with self._lock:
+                del self._active[active.record.move_id]
+            self._means.changed()
+
+    def record(self, move_id: str) -> MoveRecord:
+        """One move, open or closed. Raises NotFound."""
+        active = self._find(move_id)
+        record = active.record if active else self._means.journal.move(move_id)
+        if record is None:
+            raise NotFound(f"there is no move {move_id}", reason="UNKNOWN_MOVE", resource=("move", move_id))
+        return record
+
+    def newest(self, record: MoveRecord) -> MoveRecord:
+        """The record as it is now, for one that was read from the journal."""
+        active = self._find(record.move_id)
+        return active.record if active else record
+
+    def _find(self, move_id: str) -> ActiveMove | None:
+        with self._lock:
+            found = self._active.get(move_id)
+        return found[0] if found else None
+
+    def cancel(self, move_id: str) -> MoveRecord:
+        """Cancel a move that is in OPEN. Raises NotFound, WrongState."""
+        active = self._find(move_id)
+        if active is not None:
+            active.cancel()
+            return active.record
+        record = self.record(move_id)
+        if record.state.reason != "CANCELLED":
+            raise cannot_cancel(record)
+        return record
+
+    def died(self, host_id: str, incarnation: int) -> list[str]:
+        """Incarnations of a host up to this one are proven dead. Returns the moves that this lets go on."""
+        with self._lock:
+            moves = [active for active, _ in self._active.values()]
+        return [active.record.move_id for active in moves if active.died(host_id, incarnation)]
+
+    def stop(self, grace_s: float = 2.0) -> None:
+        """Stop all threads; their moves stay open in the journal."""
+        with self._lock:
+            moves = list(self._active.values())
+        for active, _ in moves:
+            active.stop()
+        for _, thread in moves:
+            thread.join(grace_s)

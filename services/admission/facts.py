@@ -1,0 +1,141 @@
+"""What hosts and movers say of themselves, as values; what comes in is checked here."""
+
+from __future__ import annotations
+
+import enum
+import math
+from dataclasses import dataclass
+
+from worldline.errors import BadRequest
+from worldline.manifest import Descriptor, Fingerprint
+from worldline.move import require_id
+from worldline.v1 import admission_service_pb2 as pb
+from worldline.v1 import engine_host_service_pb2 as host_pb
+from worldline.wire import address_from, descriptor_from, fingerprint_from
+
+MAX_SESSIONS = 10_000
+MAX_ENGINES = 1_024
+MAX_TRANSPORTS = 16
+
+
+class HostState(enum.IntEnum):
+    """Where a session stands on a host; values are those of the wire."""
+
+    UNSPECIFIED = 0
+    LIVE = 1
+    FROZEN = 2
+    RELEASED = 3
+    STAGED = 4
+    READY = 5
+    SUSPENDED = 6
+    GONE = 7
+
+    @property
+    def owns(self) -> bool:
+        """Whether a host in this state may play the session, now or after a freeze."""
+        return self in (HostState.LIVE, HostState.FROZEN, HostState.SUSPENDED)
+
+
+@dataclass(frozen=True, slots=True)
+class SessionFacts:
+    """A session as its host reports it: S and dirty bytes in bytes, `block_s` in seconds (0 before the first block)."""
+
+    descriptor: Descriptor
+    state: HostState
+    epoch: int
+    state_bytes: int
+    dirty_bytes_per_block: int
+    block_s: float
+
+    @property
+    def preset(self) -> str:
+        """ "engine/preset", as hosts register what they serve."""
+        return f"{self.descriptor.engine}/{self.descriptor.preset}"
+
+    @property
+    def dirty_rate_Bps(self) -> float | None:
+        """D; None before the first block was timed."""
+        return self.dirty_bytes_per_block / self.block_s if self.block_s > 0 else None
+
+
+@dataclass(frozen=True)
+class HostFacts:
+    """What an engine host registered."""
+
+    host_id: str
+    incarnation: int
+    cluster_address: str
+    public_address: str
+    mover_id: str
+    fingerprint: Fingerprint
+    presets: frozenset[str]
+    budget_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class MoverFacts:
+    """What a mover registered."""
+
+    mover_id: str
+    address: str
+    transports: frozenset[str]
+
+
+def session_from(message: host_pb.SessionInfo) -> SessionFacts:
+    """From the wire. Raises BadRequest naming the field."""
+    descriptor = descriptor_from(message.descriptor)
+    if not math.isfinite(message.block_s) or message.block_s < 0:
+        raise BadRequest(
+            f"block_s {message.block_s} of session {descriptor.session_id} is not a time",
+            violations={"session.block_s": "a finite number of seconds from 0 on is needed"},
+        )
+    if message.state not in host_pb.SessionState.values():
+        raise BadRequest(f"session.state {message.state} is unknown", violations={"session.state": "unknown"})
+    return SessionFacts(
+        descriptor,
+        HostState(message.state),
+        message.epoch,
+        message.state_bytes,
+        message.dirty_bytes_per_block,
+        message.block_s,
+    )
+
+
+def status_from(message: pb.EngineHostStatus) -> dict[str, SessionFacts]:
+    """The sessions of a host's status by id. Raises BadRequest."""
+    if len(message.sessions) > MAX_SESSIONS:
+        what = f"{len(message.sessions)} sessions; at most {MAX_SESSIONS} are taken"
+        raise BadRequest(f"the status was refused: {what}", violations={"status.sessions": what})
+    sessions = [session_from(item) for item in message.sessions]
+    return {session.descriptor.session_id: session for session in sessions}
+
+
+def host_from(message: pb.EngineHostRegistration) -> HostFacts:
+    """From the wire. Raises BadRequest naming the field."""
+    if message.incarnation < 1:
+        raise BadRequest("incarnation 0 is none", violations={"registration.incarnation": "1 or more is needed"})
+    if len(message.engines) > MAX_ENGINES or any(not 0 < len(name) <= 257 for name in message.engines):
+        what = f'at most {MAX_ENGINES} of "engine/preset"'
+        raise BadRequest("the engines were refused", violations={"registration.engines": what})
+    return HostFacts(
+        require_id(message.host_id, "registration.host_id"),
+        message.incarnation,
+        address_from(message.cluster_address, "registration.cluster_address"),
+        address_from(message.public_address, "registration.public_address"),
+        require_id(message.mover_id, "registration.mover_id"),
+        fingerprint_from(message.fingerprint),
+        frozenset(message.engines),
+        message.budget_bytes,
+    )
+
+
+def mover_from(message: pb.MoverRegistration) -> MoverFacts:
+    """From the wire. Raises BadRequest naming the field."""
+    if len(message.transports) > MAX_TRANSPORTS or any(not 0 < len(name) <= 32 for name in message.transports):
+        what = f"at most {MAX_TRANSPORTS} names of at most 32 characters"
+        raise BadRequest("the transports were refused", violations={"registration.transports": what})
+    return MoverFacts(
+        require_id(message.mover_id, "registration.mover_id"),
+        address_from(message.address, "registration.address"),
+        frozenset(message.transports),
+    )

@@ -1,0 +1,52 @@
+"""What admission is told at its start."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import Field
+
+from worldline.plan import MAX_CHUNK_BYTES, MAX_STREAMS, PAGE_BYTES
+from worldline.settings import ServiceSettings
+
+
+class AdmissionSettings(ServiceSettings):
+    """Settings of the admission service. Seconds end in `_s`, bytes/s in `_Bps`."""
+
+    journal: Path = Field(Path("admission.db"), description="SQLite file of the journal; its folder must exist")
+    heartbeat_s: float = Field(1.0, gt=0, le=60, description="seconds between heartbeats of hosts and movers")
+    silent_s: float = Field(
+        3.0, gt=0, le=600, description="seconds without a heartbeat after which a process is silent"
+    )
+    silent_grace_s: float = Field(
+        10.0,
+        ge=0,
+        le=600,
+        description="seconds a silent process is waited for (DEFER) before it counts as gone (REJECT)",
+    )
+    stall_s: float = Field(5.0, gt=0, le=600, description="seconds without an answer after which a move is stalled")
+    call_timeout_s: float = Field(5.0, gt=0, le=600, description="seconds one call to a host may take")
+    create_timeout_s: float = Field(60.0, gt=0, le=3600, description="seconds creating a session may take")
+    reserve_timeout_s: float = Field(60.0, gt=0, le=3600, description="seconds reserving may take, before the freeze")
+    bandwidth_Bps: float = Field(1e9, gt=0, le=1e15, description="bandwidth of a path before it was measured, bytes/s")
+    setup_s: float = Field(0.1, ge=0, le=600, description="fixed seconds of a move before its path was measured")
+    receiver_cap: int = Field(1, ge=1, le=64, description="moves in flight into one engine host")
+    max_moves: int = Field(256, ge=1, le=4096, description="open moves; each holds a thread")
+    max_watchers: int = Field(16, ge=1, le=256, description="WatchMove streams; each holds one of rpc_threads")
+    keep_moves: int = Field(10_000, ge=100, le=1_000_000, description="closed moves and placements kept in the journal")
+    grace_s: float = Field(1.0, ge=0, le=600, description="seconds a freeze may outlast the horizon of its class")
+    max_freeze_s: float = Field(30.0, gt=0, le=3600, description="longest freeze of a class without deadline")
+    move_deadline_s: float = Field(120.0, gt=0, le=3600, description="freeze to commit of a class without deadline")
+    no_progress_s: float = Field(3.0, gt=0, le=600, description="seconds without a byte moved that abort a move")
+    chunk_bytes: int = Field(
+        256 << 10,
+        ge=PAGE_BYTES,
+        le=MAX_CHUNK_BYTES,
+        multiple_of=PAGE_BYTES,
+        description="chunk of small regions, bytes",
+    )
+    large_chunk_bytes: int = Field(
+        4 << 20, ge=PAGE_BYTES, le=MAX_CHUNK_BYTES, multiple_of=PAGE_BYTES, description="chunk of large regions, bytes"
+    )
+    large_region_bytes: int = Field(64 << 20, gt=0, description="regions from this size on are large, bytes")
+    streams: int = Field(2, ge=1, le=MAX_STREAMS, description="parallel streams of a move")

@@ -1,0 +1,234 @@
+"""Sessions come and go without a move: creation, closing, and what happens to those whose player is away."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+import threading
+import time
+import uuid
+from collections import OrderedDict
+from dataclasses import dataclass, field
+
+from enginehost import tree
+from enginehost.arena import Charge
+from enginehost.host import Host
+from enginehost.ownership import State
+from enginehost.session import Copy, Session
+from enginehost.slots import Slot
+from enginehost.stream import ended
+from worldline import telemetry
+from worldline.contract import Contract
+from worldline.engine import Engine, Preset
+from worldline.errors import BadRequest, Internal, TimedOut, Unauthenticated, WorldlineError, WrongState
+from worldline.manifest import Descriptor
+
+FIRST_EPOCH = 1
+MAX_REQUESTS = 10_000
+_log = telemetry.log("lifecycle")
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A session that is asked for. `session_id` may be empty; no contract: the preset's own."""
+
+    engine: str
+    preset: str
+    seed: int
+    contract: Contract | None
+    session_id: str
+
+
+@dataclass(slots=True)
+class _Request:
+    wanted: Wanted
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    made: tuple[Session, str] | None = None
+
+
+class Lifecycle:
+    """Creates and closes sessions; a thread of its own suspends and closes abandoned ones."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._requests: OrderedDict[str, _Request] = OrderedDict()
+        self._lock = threading.Lock()
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="idle", daemon=True)
+
+    def start(self) -> None:
+        """Watch for abandoned sessions."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Watch no more."""
+        self._stopped.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    # --- creating
+
+    def create(self, request_id: str, wanted: Wanted, timeout_s: float) -> tuple[Session, str]:
+        """A live session and its resume token; the same request id gives the same one.
+
+        Raises:
+            BadRequest: the request id was used for something else.
+            Exhausted: the budget does not allow it; nothing was allocated.
+            NotFound: no such engine or preset.
+            Unmovable: the engine's state has leaves that cannot be moved.
+            WrongState: the session id is taken.
+        """
+        with self._lock:
+            request = self._requests.setdefault(request_id, _Request(wanted))
+            while len(self._requests) > MAX_REQUESTS:
+                self._requests.popitem(last=False)
+        if request.wanted != wanted:
+            raise BadRequest(
+                f"request_id {request_id} was used for another session",
+                reason="REQUEST_ID_REUSED",
+                violations={"request_id": "used for another session"},
+            )
+        if not request.lock.acquire(timeout=max(0.0, timeout_s)):
+            raise TimedOut(f"request {request_id} was still being worked on after {timeout_s:.3f} s")
+        try:
+            if request.made is None:
+                try:
+                    request.made = self._make(wanted, timeout_s)
+                except WorldlineError:
+                    with self._lock:
+                        self._requests.pop(request_id, None)
+                    raise
+            return request.made
+        finally:
+            request.lock.release()
+
+    def _make(self, wanted: Wanted, timeout_s: float) -> tuple[Session, str]:
+        host = self._host
+        host.require_open()
+        engine, preset = host.engine(wanted.engine, wanted.preset)
+        token = secrets.token_urlsafe(32)
+        descriptor = Descriptor(
+            session_id=wanted.session_id or f"s-{uuid.uuid4().hex[:16]}",
+            engine=wanted.engine,
+            engine_version=engine.version,
+            preset=preset.name,
+            seed=wanted.seed,
+            contract=wanted.contract or preset.contract,
+            resume_token_digest=hashlib.sha256(token.encode()).digest(),
+        )
+        with host.sessions.verb(descriptor.session_id, timeout_s, create=True) as session:
+            live = session.ownership.create()
+            # The engine's own tree exists beside the slot until it is copied in.
+            charge = host.budget.reserve(2 * preset.state_bytes, f"creating a session of {engine.name}/{preset.name}")
+            try:
+                copy = self._reserve(engine, preset, descriptor, charge)
+            finally:
+                charge.release()
+            try:
+                session.install(copy, engine.load(preset.name, copy.slot.rehydrate()), 0)
+            except BaseException:
+                session.let_go()
+                copy.slot.close()
+                raise
+            with session.cond:
+                session.ownership = live
+                session.away_since_s = time.monotonic()
+        _log.info(
+            "created",
+            session_id=session.session_id,
+            engine=engine.name,
+            preset=preset.name,
+            region_bytes=copy.slot.layout.region_bytes,
+            leaves=len(copy.slot.layout.leaves),
+        )
+        return session, token
+
+    def _reserve(self, engine: Engine, preset: Preset, descriptor: Descriptor, charge: Charge) -> Copy:
+        fingerprint = self._host.fingerprints.of(engine.name, preset.name)
+        captured = tree.capture(engine.create(preset.name, descriptor.seed))
+        region_bytes = captured.layout.region_bytes
+        if region_bytes > preset.state_bytes:
+            raise Internal(
+                f"engine {engine.name} made a state of {region_bytes} bytes, but its preset {preset.name} "
+                f"says at most {preset.state_bytes}: correct state_bytes",
+                reason="ENGINE_LIES",
+                numbers={"region_bytes": region_bytes, "state_bytes": preset.state_bytes},
+            )
+        slot = Slot(descriptor.session_id, captured.layout, charge.split(region_bytes))
+        try:
+            slot.flatten(captured)
+        except BaseException:
+            slot.close()
+            raise
+        return Copy(descriptor, engine, preset, fingerprint, slot)
+
+    # --- closing
+
+    def close(self, session_id: str, token: str, timeout_s: float) -> None:
+        """End a session and free its memory.
+
+        Raises:
+            Owned: a move has it.
+            Unauthenticated: another resume token is its.
+        """
+        self._host.sessions.get(session_id)
+        with self._host.sessions.verb(session_id, timeout_s) as session:
+            require_token(session, token)
+            session.require_copy()
+            session.ownership.close()
+            session.halt(timeout_s)
+            self._end(session, "CLOSED", session.ownership.state)
+
+    def _end(self, session: Session, reason: str, state: State) -> None:
+        """Close it if it is still in `state`. Holder of `verbs`, with the session halted."""
+        try:
+            with session.cond:
+                if session.ownership.state is not state:
+                    raise WrongState(
+                        f"session {session.session_id} is {session.ownership.state.name} by now: ask again"
+                    )
+                session.ownership = session.ownership.close()
+                stream, session.stream = session.stream, None
+        finally:
+            session.go()
+        freed = session.let_go()
+        if stream is not None:
+            stream.finish(ended(reason))
+        _log.info("closed", session_id=session.session_id, reason=reason, freed_bytes=freed)
+
+    # --- abandoned sessions
+
+    def _watch(self) -> None:
+        settings = self._host.settings
+        tick_s = min(1.0, settings.idle_s / 4, settings.close_s / 4)
+        while not self._stopped.wait(tick_s):
+            for session in self._host.sessions.held():
+                self._look_at(session, settings.idle_s, settings.close_s)
+
+    def _look_at(self, session: Session, idle_s: float, close_s: float) -> None:
+        with session.cond:
+            away_s = time.monotonic() - session.away_since_s
+            if session.stream is not None or session.ownership.move_id or away_s < idle_s or not session.at_boundary:
+                return
+            session.ownership = session.ownership.suspend()
+            if session.ownership.state is not State.SUSPENDED or away_s < idle_s + close_s:
+                return
+        try:
+            with self._host.sessions.verb(session.session_id, 0.0) as held:
+                held.halt(0.0)
+                self._end(held, "IDLE", State.SUSPENDED)
+        except WorldlineError:
+            # A verb has it, or a player just came: not abandoned.
+            return
+
+
+def require_token(session: Session, token: str) -> None:
+    """Refuse whoever does not know the session's secret. Raises Unauthenticated."""
+    with session.cond:
+        descriptor = session.copy.descriptor if session.copy is not None else session.descriptor
+    given = hashlib.sha256(token.encode("utf-8", "replace")).digest()
+    if descriptor is None or not hmac.compare_digest(given, descriptor.resume_token_digest):
+        raise Unauthenticated(
+            f"this is not the resume token of session {session.session_id}", reason="WRONG_RESUME_TOKEN"
+        )

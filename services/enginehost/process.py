@@ -1,0 +1,92 @@
+"""The process of one engine host: its parts put together, started in order, and ended cleanly."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import torch
+
+from enginehost.driving import Driving
+from enginehost.host import Host
+from enginehost.incarnation import Incarnation
+from enginehost.lifecycle import Lifecycle
+from enginehost.registration import Registration
+from enginehost.server import EngineHostServicer
+from enginehost.settings import EngineHostSettings
+from worldline import engine as engines
+from worldline import rpc, telemetry
+from worldline.engine import Engine
+from worldline.errors import BadRequest
+from worldline.settings import shown
+from worldline.v1 import engine_host_service_pb2
+from worldline.v1.engine_host_service_pb2_grpc import add_EngineHostServiceServicer_to_server
+
+SERVICE = engine_host_service_pb2.DESCRIPTOR.services_by_name["EngineHostService"].full_name
+STOP_GRACE_S = 1.0
+
+
+def serve(settings: EngineHostSettings) -> None:
+    """Serve until SIGTERM, SIGINT or the order to stop. Prints one JSON line when ready."""
+    log = telemetry.log("enginehost")
+    torch.set_num_threads(settings.torch_threads)
+    served = _engines(settings.engines)
+    incarnation = Incarnation(settings.state_dir, settings.host_id)
+    host = Host(settings, served, incarnation.number)
+    channels = rpc.Channels(settings)
+    lifecycle = Lifecycle(host)
+    server = rpc.Server(settings, [SERVICE])
+    try:
+        host.regions.start()
+        host.scheduler.start()
+        lifecycle.start()
+        servicer = EngineHostServicer(host, lifecycle, Driving(host, channels))
+        add_EngineHostServiceServicer_to_server(servicer, server.grpc)
+        address = server.start()
+        server.set_serving(rpc.DATAPATH, True)
+        cluster_address = settings.cluster_address or address
+        public_address = settings.public_address or address
+        servicer.cluster_address = cluster_address
+
+        def fenced() -> None:
+            host.end_all("FENCED")
+            server.ask_to_stop()
+
+        registration = (
+            Registration(host, channels, cluster_address, public_address, fenced) if settings.admission else None
+        )
+        if registration is not None:
+            registration.start()
+        log.info("started", incarnation=incarnation.number, engines=sorted(served), settings=shown(settings))
+        ready = {
+            "ready": True,
+            "service": "enginehost",
+            "id": settings.host_id,
+            "address": address,
+            "public_address": public_address,
+            "incarnation": incarnation.number,
+            "pid": os.getpid(),
+        }
+        print(json.dumps(ready), flush=True)
+        server.wait()
+        if registration is not None:
+            registration.stop()
+    finally:
+        host.end_all("DRAINING")
+        lifecycle.stop()
+        server.stop(STOP_GRACE_S)
+        host.regions.close()
+        channels.close()
+        incarnation.close()
+
+
+def _engines(wanted: str) -> dict[str, Engine]:
+    found = engines.installed()
+    names = [name.strip() for name in wanted.split(",") if name.strip()] or sorted(found)
+    missing = [name for name in names if name not in found]
+    if missing:
+        raise BadRequest(
+            f"engines {', '.join(missing)} are not installed; installed are {', '.join(sorted(found)) or 'none'}",
+            violations={"engines": f"{', '.join(missing)} not installed"},
+        )
+    return {name: found[name] for name in names}

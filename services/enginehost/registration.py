@@ -1,0 +1,107 @@
+"""This host and admission: registration, heartbeats, and the order to stop."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from enginehost.host import Host
+from enginehost.info import session_info
+from enginehost.ownership import State
+from worldline import rpc, telemetry, wire
+from worldline.errors import StaleFence, WorldlineError
+from worldline.v1 import admission_service_pb2 as pb
+from worldline.v1.admission_service_pb2_grpc import AdmissionServiceStub
+
+RETRY_S = 0.5
+CALL_TIMEOUT_S = 5.0
+_log = telemetry.log("registration")
+
+
+class Registration:
+    """A thread that keeps admission told. `on_fenced` is called once, when this incarnation may play no more."""
+
+    def __init__(
+        self,
+        host: Host,
+        channels: rpc.Channels,
+        cluster_address: str,
+        public_address: str,
+        on_fenced: Callable[[], None],
+    ) -> None:
+        self._host = host
+        self._stub = AdmissionServiceStub(channels.to(host.settings.admission))
+        self._addresses = (cluster_address, public_address)
+        self._on_fenced = on_fenced
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
+
+    def start(self) -> None:
+        """Register, then keep beating."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Beat no more. A call in progress ends when the channels are closed."""
+        self._stopped.set()
+
+    def _run(self) -> None:
+        heartbeat_s: float | None = None
+        while not self._stopped.is_set():
+            try:
+                if heartbeat_s is None:
+                    heartbeat_s = self._register()
+                elif self._beat():
+                    heartbeat_s = None
+                    continue
+                wait_s = heartbeat_s
+            except StaleFence as error:
+                _log.error("this incarnation was fenced: all sessions end here", error=error.message)
+                self._on_fenced()
+                return
+            except WorldlineError as error:
+                _log.warning("admission was not told", error=error.message)
+                wait_s = min(RETRY_S, heartbeat_s or RETRY_S)
+            self._stopped.wait(wait_s)
+
+    def _register(self) -> float:
+        host, (cluster_address, public_address) = self._host, self._addresses
+        registration = pb.EngineHostRegistration(
+            host_id=host.host_id,
+            incarnation=host.incarnation,
+            cluster_address=cluster_address,
+            public_address=public_address,
+            mover_id=host.settings.mover_id,
+            fingerprint=wire.fingerprint_to(host.fingerprints.host),
+            engines=[f"{name}/{preset}" for name, engine in host.engines.items() for preset in engine.presets()],
+            budget_bytes=host.budget.total_bytes,
+        )
+        with rpc.calling("admission"):
+            answer = self._stub.RegisterEngineHost(
+                pb.RegisterEngineHostRequest(registration=registration, status=self._status()), timeout=CALL_TIMEOUT_S
+            )
+        _log.info("registered", term=answer.term, heartbeat_s=answer.heartbeat_s)
+        return max(0.01, answer.heartbeat_s)
+
+    def _beat(self) -> bool:
+        """Returns whether admission does not know this host any more."""
+        host = self._host
+        with rpc.calling("admission"):
+            answer = self._stub.HeartbeatEngineHost(
+                pb.HeartbeatEngineHostRequest(
+                    host_id=host.host_id, incarnation=host.incarnation, status=self._status()
+                ),
+                timeout=CALL_TIMEOUT_S,
+            )
+        if answer.fenced:
+            raise StaleFence(f"incarnation {host.incarnation} of {host.host_id} was fenced", reason="FENCED")
+        return answer.unknown
+
+    def _status(self) -> pb.EngineHostStatus:
+        host = self._host
+        # A staged copy is not this host's session yet.
+        owned = [session for session in host.sessions.held() if session.ownership.state is not State.STAGED]
+        return pb.EngineHostStatus(
+            free_bytes=host.budget.free_bytes,
+            sessions=[session_info(session) for session in owned],
+            draining=host.draining,
+        )

@@ -1,0 +1,325 @@
+"""One session on this host: what it is, where it stands, and how it plays.
+
+`cond` guards every field and is held for moments only. `verbs` is held by whatever changes what the session is (a verb
+of a move, closing), also while that copies or computes. The engine's session is used by the serving thread while
+`busy`, and by the holder of `verbs` once the session stands still.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass
+
+from enginehost import tree
+from enginehost.ownership import Ownership, State
+from enginehost.slots import Flattened, Slot
+from enginehost.stream import Stream
+from worldline import telemetry
+from worldline.crc import crc32
+from worldline.engine import Engine, EngineSession, Preset, Readout
+from worldline.errors import BadRequest, Internal, Mismatch, NotFound, TimedOut, Unmovable, WrongState
+from worldline.manifest import Descriptor, Fingerprint, Manifest
+from worldline.plan import Plan
+from worldline.receipt import Receipt
+from worldline.v1 import engine_host_service_pb2 as pb
+
+_SMOOTHING = 0.25
+_log = telemetry.log("session")
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """What is held of a session: its slot, and whose it is."""
+
+    descriptor: Descriptor
+    engine: Engine
+    preset: Preset
+    fingerprint: Fingerprint
+    slot: Slot
+
+
+@dataclass(frozen=True, slots=True)
+class Freeze:
+    """A frozen state, the grant its manifest promises, and what making it took."""
+
+    manifest: Manifest
+    grant: bytes
+    boundary_s: float
+    flattened_bytes: int
+    flatten_s: float
+    receipt: Receipt | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Landing:
+    """What was attested of a staged copy, and once it was taken, what that took in seconds."""
+
+    manifest: Manifest
+    plan: Plan
+    receipt: Receipt | None
+    verify_s: float = 0.0
+    swap_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """Where a session went from here, by which move, and the grant that gave it."""
+
+    move_id: str
+    grant: bytes
+    host_id: str
+    public_address: str
+    epoch: int
+    freed_bytes: int
+
+
+class Session:
+    """One session, or what is remembered of it."""
+
+    def __init__(self, session_id: str) -> None:
+        self.session_id = session_id
+        self.cond = threading.Condition()
+        self.verbs = threading.Lock()
+        self.users = 0  # guarded by the registry
+        self.ownership = Ownership()
+        self.copy: Copy | None = None
+        self.runner: EngineSession | None = None
+        self.descriptor: Descriptor | None = None
+        self.next_block = 0
+        self.acked = -1
+        self.block_s = 0.0
+        self.flattened_bytes = 0
+        self.dirty_bytes_per_block = 0
+        self.cold_bytes = 0
+        self.freeze: Freeze | None = None
+        self.freeze_timer: threading.Timer | None = None
+        self.landings: dict[str, Landing] = {}  # by move
+        self.moved: Moved | None = None
+        self.stream: Stream | None = None
+        self.away_since_s = time.monotonic()
+        self._last: pb.PlayBlock | None = None
+        self._quantum: int | None = None
+        self._busy = False
+        self._halted = False
+        self._spent_s = 0.0
+
+    # --- what is held
+
+    def require_copy(self) -> Copy:
+        """What is held. Raises NotFound or WrongState if nothing is."""
+        copy = self.copy
+        if copy is not None:
+            return copy
+        if self.moved is not None and self.ownership.state is State.GONE:
+            raise WrongState(
+                f"session {self.session_id} has moved to {self.moved.public_address}",
+                reason="SESSION_GONE",
+                numbers={"moved_to": self.moved.public_address},
+            )
+        raise NotFound(
+            f"session {self.session_id} is not on this host",
+            reason="UNKNOWN_SESSION",
+            resource=("session", self.session_id),
+        )
+
+    def install(self, copy: Copy, runner: EngineSession, next_block: int) -> None:
+        """The session lives in `copy` from now on. Holder of `verbs`."""
+        cold = set(runner.cold_paths())
+        dirty = runner.dirty_bytes_per_block()
+        with self.cond:
+            self.copy, self.runner, self.descriptor = copy, runner, copy.descriptor
+            self.next_block = next_block
+            self.acked = next_block - 2 if next_block else -1
+            self.dirty_bytes_per_block = dirty
+            self.cold_bytes = sum(leaf.size_bytes for leaf in copy.slot.layout.leaves if leaf.path in cold)
+
+    def let_go(self) -> int:
+        """Hold nothing any more. Returns the bytes freed. Holder of `verbs`, with the session standing still."""
+        with self.cond:
+            copy, self.copy, self.runner, self._last = self.copy, None, None, None
+            self.freeze = None
+            self._quantum = None
+            self.cond.notify_all()
+        return copy.slot.close() if copy is not None else 0
+
+    # --- standing still
+
+    def halt(self, timeout_s: float) -> float:
+        """Play no further than the next block boundary, and wait for it. Returns the seconds waited.
+
+        Raises:
+            TimedOut: the boundary did not come in time; the session plays on.
+            NotFound: the session ended while waiting.
+        """
+        started_s = time.monotonic()
+        with self.cond:
+            self._halted = True
+            try:
+                if not self.cond.wait_for(self._still, timeout_s):
+                    raise TimedOut(
+                        f"block {self.next_block} did not end within {timeout_s:.3f} s; the session plays on",
+                        reason="NO_BLOCK_BOUNDARY",
+                        numbers={"block": self.next_block, "waited_s": timeout_s},
+                    )
+                self.require_copy()
+            except BaseException:
+                self._halted = False
+                raise
+        return time.monotonic() - started_s
+
+    def go(self) -> None:
+        """Undo `halt`."""
+        with self.cond:
+            self._halted = False
+
+    def _still(self) -> bool:
+        return self.copy is None or (self._quantum is None and not self._busy)
+
+    @property
+    def at_boundary(self) -> bool:
+        """Whether no block is being played."""
+        with self.cond:
+            return self._still()
+
+    def flatten(self) -> Flattened:
+        """Bring the slot's bytes up to date with the engine's session, which stands still.
+
+        Raises:
+            Mismatch: LAYOUT_DRIFT; nothing has changed.
+            Unmovable: a leaf has become one that cannot be moved; nothing has changed.
+        """
+        copy, runner = self.require_copy(), self.runner
+        if runner is None:
+            raise WrongState(f"session {self.session_id} is staged, not live")
+        captured = tree.capture(runner.state_tree())
+        tree.require_same(copy.slot.layout, captured.layout)
+        flattened = copy.slot.flatten(captured)
+        if flattened.displaced:
+            # Leaves that had changed places in the arena now see each other's bytes: live in the arena afresh.
+            try:
+                runner = copy.engine.load(copy.preset.name, copy.slot.rehydrate())
+            except BaseException:
+                flattened.undo()
+                raise
+            with self.cond:
+                self.runner = runner
+        return flattened
+
+    # --- playing, by the serving thread
+
+    def turn(self) -> bool:
+        """Do one quantum, or one readout asked again. Returns whether more may be done at once."""
+        with self.cond:
+            runner, copy = self.runner, self.copy
+            if runner is None or copy is None or not self._may_run():
+                return False
+            stream = self.stream
+            action = None
+            if self._quantum is None:
+                if stream is None:
+                    return False
+                if stream.replay_wanted:
+                    stream.replay_wanted = False
+                elif self.next_block in stream.actions and self.acked >= self.next_block - 1:
+                    action = stream.actions.pop(self.next_block)
+                else:
+                    return False
+            quantum = self._quantum
+            self._busy = True
+        try:
+            self._work(runner, copy, stream, quantum, action)
+        finally:
+            with self.cond:
+                self._busy = False
+                self.cond.notify_all()
+        return True
+
+    def _may_run(self) -> bool:
+        """Inside a block always (its end is the boundary); at one only if live and not halted."""
+        return self._quantum is not None or (self.ownership.state is State.LIVE and not self._halted)
+
+    def _work(
+        self, runner: EngineSession, copy: Copy, stream: Stream | None, quantum: int | None, action: bytes | None
+    ) -> None:
+        if quantum is None and action is None:
+            if stream is not None and self.next_block:
+                stream.push(pb.PlayResponse(block=self._again(runner)))
+            return
+        started_s = time.monotonic()
+        if quantum is None:
+            try:
+                runner.begin_block(action or b"")
+            except BadRequest as error:
+                if stream is not None:
+                    stream.finish(error=error)
+                return
+            quantum, self._spent_s = 0, 0.0
+        runner.step(quantum)
+        self._spent_s += time.monotonic() - started_s
+        if quantum + 1 < copy.preset.quanta_per_block:
+            with self.cond:
+                self._quantum = quantum + 1
+            return
+        runner.end_block()
+        self._end_block(runner, copy)
+
+    def _end_block(self, runner: EngineSession, copy: Copy) -> None:
+        block = _block(self.next_block, self.ownership.epoch, runner.readout())
+        stream = self.stream
+        refused = None
+        if stream is not None and stream.with_state_crc:
+            try:
+                self.flatten()
+                block.state_crc = copy.slot.crc()
+            except (Mismatch, Unmovable) as error:
+                refused = error
+        with self.cond:
+            self.next_block += 1
+            self._quantum = None
+            self._last = block
+            self.block_s += (self._spent_s - self.block_s) * (_SMOOTHING if self.block_s else 1.0)
+            if self.stream is not None:
+                # What was asked again is what is sent now.
+                self.stream.replay_wanted = False
+                self.stream.push(pb.PlayResponse(block=block))
+        if refused is not None and stream is not None:
+            # The session can be played, but not moved and not checked: whoever asked for its CRC is told.
+            stream.finish(error=refused)
+
+    def _again(self, runner: EngineSession) -> pb.PlayBlock:
+        if self._last is None:
+            # Played on another host: the readout is a function of the state.
+            self._last = _block(self.next_block - 1, self.ownership.epoch, runner.readout())
+        again = pb.PlayBlock()
+        again.CopyFrom(self._last)
+        again.replayed = True
+        return again
+
+    def broken(self, error: Exception) -> None:
+        """The engine failed inside a block: the state is at no boundary and is let go."""
+        _log.error("the engine failed", session_id=self.session_id, block=self.next_block, exc_info=error)
+        with self.cond:
+            stream, self.stream = self.stream, None
+            self.ownership = self.ownership.close()
+        self.let_go()
+        if stream is not None:
+            stream.finish(
+                error=Internal(
+                    f"the engine failed in block {self.next_block} ({type(error).__name__}); the session has ended",
+                    reason="ENGINE_FAILED",
+                )
+            )
+
+
+def _block(index: int, epoch: int, readout: Readout) -> pb.PlayBlock:
+    return pb.PlayBlock(
+        block_index=index,
+        epoch=epoch,
+        frames=readout.frames,
+        height=readout.height,
+        width=readout.width,
+        channels=readout.channels,
+        readout=readout.data,
+        readout_crc=crc32(readout.data),
+    )

@@ -1,0 +1,237 @@
+"""A session leaves this host: register, freeze, attest, release, resume or reinstate, free."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from enginehost.host import Host
+from enginehost.ownership import State
+from enginehost.session import Freeze, Moved, Session
+from worldline import telemetry
+from worldline.errors import BadRequest, Mismatch, NotFound, WrongState
+from worldline.layout import Layout
+from worldline.manifest import Descriptor, Fingerprint, Manifest
+from worldline.move import Fence, new_token
+from worldline.plan import Plan
+from worldline.receipt import Receipt, Side, whole_crc
+from worldline.v1 import engine_host_service_pb2 as pb
+
+MAX_FREEZE_S = 86_400.0
+_log = telemetry.log("source")
+
+
+@dataclass(frozen=True, slots=True)
+class Registered:
+    """What verb 1 answers. `ticket` is empty without a move; `manifest` is None unless frozen."""
+
+    layout: Layout
+    descriptor: Descriptor
+    fingerprint: Fingerprint
+    ticket: bytes
+    manifest: Manifest | None
+
+
+class Source:
+    """The verbs of the side that gives."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+
+    def register(self, session_id: str, fence: Fence | None) -> Registered:
+        """Layout, descriptor and fingerprint; for a move also a ticket for the region, read-only."""
+        session = self._host.sessions.get(session_id)
+        if fence is not None:
+            self._host.check(fence)
+        with session.cond:
+            copy = session.require_copy()
+            if fence is not None:
+                session.ownership.require_registrable(fence)
+            manifest = session.freeze.manifest if session.freeze is not None else None
+        ticket = b""
+        if fence is not None:
+            ticket = self._host.regions.issue(fence.move_id, lambda: _read_only(session))
+        return Registered(copy.slot.layout, copy.descriptor, copy.fingerprint, ticket, manifest)
+
+    def freeze(self, fence: Fence, max_freeze_s: float, timeout_s: float) -> Freeze:
+        """Stop at the next block boundary and make the manifest; the host's own timer runs from here.
+
+        Raises:
+            Mismatch: LAYOUT_DRIFT; the session plays on.
+            TimedOut: no block boundary in time; the session plays on.
+        """
+        if not math.isfinite(max_freeze_s) or not 0 < max_freeze_s <= MAX_FREEZE_S:
+            what = f"{max_freeze_s} is not above 0 and at most {MAX_FREEZE_S:.0f} s"
+            raise BadRequest(f"max_freeze_s {what}", violations={"max_freeze_s": what})
+        self._host.check(fence)
+        self._host.sessions.get(fence.session_id)
+        with self._host.sessions.verb(fence.session_id, timeout_s) as session:
+            with session.cond:
+                session.require_copy()
+                if session.ownership.freeze(fence) is session.ownership and session.freeze is not None:
+                    return session.freeze
+            boundary_s = session.halt(timeout_s)
+            try:
+                freeze = self._manifest_of(session, fence, boundary_s)
+                timer = threading.Timer(max_freeze_s, self._host.thaw, (session, fence.move_id))
+                timer.name, timer.daemon = "freeze-timer", True
+                with session.cond:
+                    session.ownership = session.ownership.freeze(fence)
+                    session.freeze, session.freeze_timer = freeze, timer
+                    timer.start()
+            finally:
+                session.go()
+                self._host.scheduler.wake(session)
+        _log.info(
+            "frozen",
+            session_id=fence.session_id,
+            move_id=fence.move_id,
+            block=freeze.manifest.block_index,
+            boundary_s=boundary_s,
+            flattened_bytes=freeze.flattened_bytes,
+        )
+        return freeze
+
+    def _manifest_of(self, session: Session, fence: Fence, boundary_s: float) -> Freeze:
+        copy = session.require_copy()
+        flattened = session.flatten()
+        grant = new_token()
+        manifest = Manifest(
+            layout_digest=copy.slot.layout.digest,
+            descriptor_digest=copy.descriptor.digest,
+            session_id=session.session_id,
+            epoch=fence.epoch,
+            block_index=session.next_block,
+            fingerprint_digest=copy.fingerprint.digest,
+            tier=copy.descriptor.contract.tier,
+            grant_digest=hashlib.sha256(grant).digest(),
+        )
+        session.flattened_bytes = flattened.copied_bytes
+        return Freeze(manifest, grant, boundary_s, flattened.copied_bytes, flattened.took_s)
+
+    def attest(self, fence: Fence, manifest: Manifest, plan: Plan, chunk_crcs: Sequence[int]) -> Receipt:
+        """The source's receipt, only while still in the freeze that made `manifest`.
+
+        Raises:
+            BadRequest: not one checksum for each chunk of the plan.
+            Mismatch: another manifest is frozen.
+            WrongState: the session has resumed.
+        """
+        self._host.check(fence)
+        session = self._host.sessions.get(fence.session_id)
+        receipt = self._receipt(session, fence, manifest, plan, chunk_crcs)
+        with session.cond:
+            session.ownership.require("attest", fence, State.FROZEN, State.RELEASED)
+            freeze = session.freeze
+            if freeze is None or freeze.manifest.digest != manifest.digest:
+                raise Mismatch(
+                    f"manifest {manifest.digest.hex()[:16]} is not that of the freeze",
+                    reason="MANIFEST_MISMATCH",
+                    violations={"manifest.digest": "another one is frozen"},
+                )
+            if session.ownership.state is State.RELEASED and freeze.receipt != receipt:
+                raise WrongState("the session was released: no other receipt is issued")
+            session.freeze = replace(freeze, receipt=receipt)
+        return receipt
+
+    def _receipt(
+        self, session: Session, fence: Fence, manifest: Manifest, plan: Plan, chunk_crcs: Sequence[int]
+    ) -> Receipt:
+        layout = session.require_copy().slot.layout
+        return Receipt(
+            side=Side.SOURCE,
+            move_id=fence.move_id,
+            epoch=fence.epoch,
+            layout_digest=layout.digest,
+            manifest_digest=manifest.digest,
+            plan_digest=plan.digest,
+            size_bytes=layout.region_bytes,
+            chunk_crcs=tuple(chunk_crcs),
+            state_crc=whole_crc(plan.chunks(layout.region_bytes), chunk_crcs),
+            host_id=self._host.host_id,
+            incarnation=self._host.incarnation,
+        )
+
+    def release(self, fence: Fence) -> bytes | None:
+        """Give the session away: the grant. None: it is live, and this move cannot have it any more."""
+        self._host.check(fence)
+        session = self._host.sessions.get(fence.session_id)
+        with session.cond:
+            session.ownership, resumed = session.ownership.release(fence)
+            if session.ownership.state is State.RELEASED:
+                _stop_timer(session)
+            if resumed:
+                grant = None
+            elif session.freeze is not None and session.ownership.move_id == fence.move_id:
+                grant = session.freeze.grant
+            elif session.moved is not None and session.moved.move_id == fence.move_id:
+                grant = session.moved.grant
+            else:
+                raise WrongState(f"move {fence.move_id} is over here, and its grant is forgotten", reason="MOVE_OVER")
+        self._host.regions.revoke(fence.move_id)
+        _log.info("release", session_id=fence.session_id, move_id=fence.move_id, resumed=resumed)
+        return grant
+
+    def resume(self, fence: Fence, *, reinstate: bool) -> State:
+        """Live again: from frozen, and with `reinstate` also from released. NOTHING: it is not on this host."""
+        self._host.check(fence)
+        session = self._host.sessions.find(fence.session_id)
+        if session is None:
+            return State.NOTHING
+        with session.cond:
+            before = session.ownership
+            session.ownership, answer = before.reinstate(fence) if reinstate else before.resume(fence)
+            if before.move_id == fence.move_id and session.ownership is not before:
+                _stop_timer(session)
+                session.freeze = None
+        self._host.regions.revoke(fence.move_id)
+        self._host.scheduler.wake(session)
+        return answer
+
+    def free(self, fence: Fence, host_id: str, public_address: str, epoch: int, timeout_s: float) -> int:
+        """Free the copy that was released and tell the player where the session went. Returns the bytes freed."""
+        self._host.check(fence)
+        self._host.sessions.get(fence.session_id)
+        with self._host.sessions.verb(fence.session_id, timeout_s) as session:
+            with session.cond:
+                before = session.ownership
+                after = before.free(fence)
+                if after is before:
+                    moved = session.moved
+                    return moved.freed_bytes if moved is not None and moved.move_id == fence.move_id else 0
+                copy, freeze = session.require_copy(), session.freeze
+                if freeze is None:
+                    raise NotFound(f"session {fence.session_id} has no freeze to free")
+                moved = Moved(
+                    fence.move_id, freeze.grant, host_id, public_address, epoch, copy.slot.layout.region_bytes
+                )
+                session.ownership, session.moved = after, moved
+                stream, session.stream = session.stream, None
+            # The player first: it can go on there while the memory is given back here.
+            if stream is not None:
+                stream.finish(moved_to(moved))
+            freed_bytes = session.let_go()
+        self._host.regions.revoke(fence.move_id)
+        _log.info("freed", session_id=fence.session_id, move_id=fence.move_id, freed_bytes=freed_bytes)
+        return freed_bytes
+
+
+def moved_to(moved: Moved) -> pb.PlayResponse:
+    """The last message on a stream whose session has moved."""
+    return pb.PlayResponse(
+        moved=pb.PlayMoved(host_id=moved.host_id, public_address=moved.public_address, epoch=moved.epoch)
+    )
+
+
+def _read_only(session: Session) -> int:
+    with session.cond:  # so that the slot is not closed meanwhile
+        return session.require_copy().slot.arena.read_only_fd()
+
+
+def _stop_timer(session: Session) -> None:
+    timer, session.freeze_timer = session.freeze_timer, None
+    if timer is not None:
+        timer.cancel()

@@ -1,0 +1,97 @@
+"""What a mover asks of engine hosts. Every call has a time-out and ends at once when the move must end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import grpc
+
+from mover.stop import Stop
+from worldline import rpc, wire
+from worldline.layout import Layout
+from worldline.manifest import Descriptor, Fingerprint, Manifest
+from worldline.move import Fence, HostRef
+from worldline.plan import Plan
+from worldline.receipt import Receipt, Side
+from worldline.v1 import engine_host_service_pb2 as pb
+from worldline.v1.engine_host_service_pb2_grpc import EngineHostServiceStub
+
+Q = TypeVar("Q")
+A = TypeVar("A")
+
+
+@dataclass(frozen=True, slots=True)
+class Registered:
+    """A session's state as its host registers it, and the ticket for its region."""
+
+    layout: Layout
+    descriptor: Descriptor
+    fingerprint: Fingerprint
+    ticket: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Frozen:
+    """A frozen state, and the seconds that the block boundary was waited for."""
+
+    manifest: Manifest
+    boundary_s: float
+
+
+class Host:
+    """One engine host, for one move."""
+
+    def __init__(self, channel: grpc.Channel, host: HostRef, stop: Stop) -> None:
+        self._stub = EngineHostServiceStub(channel)
+        self._name = f"engine host {host.host_id}"
+        self._stop = stop
+
+    def register_state(self, fence: Fence, timeout_s: float) -> Registered:
+        """Layout, descriptor, fingerprint and region ticket of the session."""
+        request = pb.RegisterStateRequest(session_id=fence.session_id, fence=wire.fence_to(fence))
+        answer = self._call(self._stub.RegisterState, request, timeout_s)
+        return Registered(
+            wire.layout_from(answer.layout),
+            wire.descriptor_from(answer.descriptor),
+            wire.fingerprint_from(answer.fingerprint),
+            answer.region_ticket,
+        )
+
+    def stage(
+        self, fence: Fence, layout: Layout, descriptor: Descriptor, fingerprint: Fingerprint, timeout_s: float
+    ) -> tuple[bytes, float]:
+        """Reserve a shadow slot. Returns the ticket for its region and the seconds its prefault took."""
+        request = pb.StageRequest(
+            fence=wire.fence_to(fence),
+            layout=wire.layout_to(layout),
+            descriptor=wire.descriptor_to(descriptor),
+            fingerprint=wire.fingerprint_to(fingerprint),
+        )
+        answer = self._call(self._stub.Stage, request, timeout_s)
+        return answer.region_ticket, answer.prefault_s
+
+    def freeze(self, fence: Fence, max_freeze_s: float, timeout_s: float) -> Frozen:
+        """Stop the session at its next block boundary."""
+        request = pb.FreezeRequest(fence=wire.fence_to(fence), max_freeze_s=max_freeze_s)
+        answer = self._call(self._stub.Freeze, request, timeout_s)
+        return Frozen(wire.manifest_from(answer.manifest), answer.boundary_s)
+
+    def attest(
+        self, fence: Fence, side: Side, manifest: Manifest, plan: Plan, crcs: Sequence[int], timeout_s: float
+    ) -> Receipt:
+        """This side's receipt over the checksums of its chunks."""
+        request = pb.AttestRequest(
+            fence=wire.fence_to(fence),
+            side=int(side),  # type: ignore[arg-type]
+            manifest=wire.manifest_to(manifest),
+            plan=wire.plan_to(plan),
+            chunk_crcs=crcs,
+        )
+        return wire.receipt_from(self._call(self._stub.Attest, request, timeout_s).receipt)
+
+    def _call(self, method: grpc.UnaryUnaryMultiCallable[Q, A], request: Q, timeout_s: float) -> A:
+        call = method.future(request, timeout=timeout_s)
+        with self._stop.waking(call.cancel), rpc.calling(self._name):
+            return call.result()

@@ -1,0 +1,184 @@
+"""One job of a data plane: one region, mapped here, that is sent or received once."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from mover.memory import Region
+from mover.messages import Outcome, Progress, WireFault
+from mover.receiving import Receiving
+from mover.sending import Sending
+from mover.verification import Checks, Unverified, lane_for, require_placement
+from worldline.errors import Cancelled, Internal, Unsupported
+from worldline.plan import Chunk, Plan
+from worldline.transport import Listener, ReceiveLink, SendLink, Terms, Transport
+
+
+class Job:
+    """Verbs come one after another on one thread; `cancel` may come from another at any time.
+
+    Source: `map`, `connect`, `run`, `close`. Destination: `map`, `listen`, `run`, `close`.
+    """
+
+    def __init__(self, transports: Mapping[str, Transport], lane_threads: int, *, verified: bool = True) -> None:
+        """`verified=False` is for a benchmark's arm without checksums: nothing that serves a mover can ask for it."""
+        self._transports = transports
+        self._verified = verified
+        self._lane_threads = lane_threads
+        self._lock = threading.Lock()
+        self._cancelled = False
+        self._region: Region | None = None
+        self._chunks: tuple[Chunk, ...] = ()
+        self._plan: Plan | None = None
+        self._terms: Terms | None = None
+        self._listener: Listener | None = None
+        self._links: list[SendLink] = []
+        self._incoming: list[ReceiveLink] = []
+        self._half: Sending | Receiving | None = None
+        self._faults = 0
+
+    def map(self, descriptor: int, size_bytes: int, *, writable: bool) -> None:
+        """Map and fault in the region; the descriptor is closed. Raises BadRequest."""
+        try:
+            self._region = Region(descriptor, size_bytes, writable=writable)
+        finally:
+            os.close(descriptor)
+        self._region.populate()
+
+    def listen(self, plan: Plan, terms: Terms) -> str:
+        """Be ready for streams. Returns the endpoint. Raises Unsupported, BadRequest."""
+        require_placement(plan.placement)
+        transport, region = self._prepare(plan, terms)
+        listener = transport.listen(region.view, self._chunks, terms)
+        with self._lock:
+            self._listener = listener
+        self._require_wanted()
+        return listener.endpoint
+
+    def connect(
+        self,
+        plan: Plan,
+        terms: Terms,
+        endpoint: str,
+        faults: Sequence[WireFault],
+        fired: Callable[[str, int], None],
+    ) -> None:
+        """Open every stream. `fired(kind, chunk)` is told of each injected fault."""
+        transport, region = self._prepare(plan, terms)
+        wrap = self._injector(faults, fired)
+        for stream in range(plan.streams):
+            link = wrap(transport.connect(region.view, self._chunks, terms, endpoint, stream))
+            with self._lock:
+                self._links.append(link)
+            self._require_wanted()
+
+    def run(self, remaining_s: float, tick: Callable[[Progress], None]) -> Outcome:
+        """Move every byte. `tick` is called about ten times a second."""
+        if self._links:
+            return self._send(tick)
+        return self._receive(remaining_s, tick)
+
+    def cancel(self) -> None:
+        """Make a verb that blocks end soon. Any thread, any number of times."""
+        with self._lock:
+            self._cancelled = True
+            half, listener = self._half, self._listener
+            links: list[SendLink | ReceiveLink] = [*self._links, *self._incoming]
+        if half is not None:
+            half.cancel()
+        if listener is not None:
+            listener.close()
+        for link in links:
+            link.close()
+
+    def close(self) -> None:
+        """Close what is open and unmap. Raises Internal if the region is still in use."""
+        self.cancel()
+        if self._region is not None:
+            self._region.close()
+            self._region = None
+
+    @property
+    def mapped(self) -> bool:
+        """Whether a region is mapped."""
+        return self._region is not None
+
+    def _prepare(self, plan: Plan, terms: Terms) -> tuple[Transport, Region]:
+        region = self._mapped_region()
+        if plan.transport not in self._transports:
+            raise Unsupported(
+                f"transport {plan.transport[:32]!r} is not on this mover; it has {', '.join(self._transports)}",
+                reason="TRANSPORT_UNSUPPORTED",
+            )
+        self._plan, self._terms = plan, terms
+        self._chunks = plan.chunks(region.size_bytes)
+        return self._transports[plan.transport], region
+
+    def _mapped_region(self) -> Region:
+        if self._region is None:
+            raise Internal("a job without a region cannot move one")
+        return self._region
+
+    def _require_wanted(self) -> None:
+        with self._lock:
+            cancelled = self._cancelled
+        if cancelled:
+            self.cancel()
+            raise Cancelled("the job was cancelled", reason="CANCELLED")
+
+    def _injector(
+        self, faults: Sequence[WireFault], fired: Callable[[str, int], None]
+    ) -> Callable[[SendLink], SendLink]:
+        if not faults:
+            return lambda link: link
+        # Only here: a data plane without faults carries no code that makes them.
+        from worldline.move import Fault, FaultKind
+        from worldline.testing.faults import Injector
+
+        def count(fault: Fault) -> None:
+            self._faults += 1
+            fired(fault.kind.name, fault.chunk)
+
+        injector = Injector(
+            [Fault(FaultKind[fault.kind], fault.chunk, fault.times, fault.seconds) for fault in faults], count
+        )
+        return injector.wrap
+
+    def _send(self, tick: Callable[[Progress], None]) -> Outcome:
+        sending = Sending(self._mapped_region().view, self._chunks, self._links, checksum=self._verified)
+        self._begin(sending)
+        sent = sending.run(lambda: tick(Progress(sending.sent_bytes, sending.retried_chunks, self._faults)))
+        tick(Progress(sending.sent_bytes, sending.retried_chunks, self._faults))
+        return Outcome(sent.crcs, sent.retried_chunks, sent.seconds, 0.0)
+
+    def _receive(self, remaining_s: float, tick: Callable[[Progress], None]) -> Outcome:
+        plan, listener, region = self._plan, self._listener, self._mapped_region()
+        if plan is None or listener is None:
+            raise Internal("a job that neither listens nor is connected cannot run")
+        deadline = time.monotonic() + remaining_s
+        for _ in range(plan.streams):
+            link = listener.accept()
+            with self._lock:
+                self._incoming.append(link)
+            self._require_wanted()
+        checks = Checks(region.view, self._chunks)
+        lane = lane_for(plan.placement, checks, self._lane_threads) if self._verified else Unverified(checks)
+        receiving = Receiving(checks, lane, self._incoming, deadline - time.monotonic())
+        self._begin(receiving)
+        received = receiving.run(lambda: tick(Progress(receiving.landed_bytes, receiving.retried_chunks)))
+        tick(Progress(receiving.landed_bytes, receiving.retried_chunks))
+        return Outcome(
+            received.crcs,
+            received.retried_chunks,
+            received.wire_s,
+            received.verify_s,
+            tuple(link.traceparent for link in self._incoming),
+        )
+
+    def _begin(self, half: Sending | Receiving) -> None:
+        with self._lock:
+            self._half = half
+        self._require_wanted()

@@ -1,0 +1,221 @@
+"""`Receive` at the destination's mover: a shadow slot, the streams into it, their verification, the receipt."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import grpc
+
+from mover.hosts import Host
+from mover.messages import Progress
+from mover.peer import beat_every
+from mover.regions import fetched
+from mover.running import CALL_S, DATA_PLANE, Running, require_manifest, reserve_s
+from mover.stop import deadline_passed
+from mover.verification import require_placement
+from worldline import telemetry, wire
+from worldline.errors import BadRequest, Unavailable, WorldlineError
+from worldline.layout import Layout
+from worldline.manifest import Descriptor, Fingerprint
+from worldline.move import Fence, HostRef, new_token
+from worldline.plan import Plan
+from worldline.receipt import Side
+from worldline.transport import Terms
+from worldline.v1 import mover_service_pb2 as pb
+
+WHO = "source's mover"
+_MessageName = Literal["start", "finish"]
+_MAX_WAITING = 4
+
+
+@dataclass(frozen=True, slots=True)
+class ReceiveOrder:
+    """What `Receive` was opened with."""
+
+    fence: Fence
+    plan: Plan
+    layout: Layout
+    descriptor: Descriptor
+    fingerprint: Fingerprint
+    destination: HostRef
+
+
+def order_from(message: pb.ReceiveOpen) -> ReceiveOrder:
+    """An order from the wire, checked whole. Raises BadRequest, or Unsupported for a placement."""
+    order = ReceiveOrder(
+        wire.fence_from(message.fence),
+        wire.plan_from(message.plan),
+        wire.layout_from(message.layout),
+        wire.descriptor_from(message.descriptor),
+        Fingerprint(dict(message.fingerprint_fields)),
+        wire.host_from(message.destination, "destination"),
+    )
+    if order.fingerprint.digest != message.fingerprint_digest:
+        raise BadRequest(
+            "fingerprint_digest is not that of the fields",
+            reason="WRONG_DIGEST",
+            violations={"open.fingerprint_digest": "does not match the content"},
+        )
+    if order.descriptor.session_id != order.fence.session_id:
+        raise BadRequest(
+            f"the descriptor is of session {order.descriptor.session_id}, the fence of {order.fence.session_id}",
+            violations={"open.descriptor.session_id": "not the fence's"},
+        )
+    require_placement(order.plan.placement)
+    order.plan.chunks(order.layout.region_bytes)
+    return order
+
+
+class Inbox:
+    """The requests of one control stream, read on a thread of its own so that silence and its end are noticed."""
+
+    def __init__(self, running: Running, requests: Iterator[pb.ReceiveRequest]) -> None:
+        self._running = running
+        self._requests = requests
+        self._changed = threading.Condition()
+        self._waiting: deque[pb.ReceiveRequest] = deque()
+        threading.Thread(target=self._read, name="inbox", daemon=True).start()
+
+    def next(self, wanted: _MessageName) -> pb.ReceiveRequest:
+        """The next request, which must be `wanted`. Raises BadRequest if it is another."""
+        with self._running.stop.waking(self._wake), self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._running.stop.told)
+            self._running.stop.check()
+            request = self._waiting.popleft()
+        kind = request.WhichOneof("message")
+        if kind != wanted:
+            raise BadRequest(
+                f"the control stream brought {kind or 'an empty message'} where {wanted} was due",
+                reason="OUT_OF_ORDER",
+                violations={"message": f"{wanted} is due"},
+            )
+        return request
+
+    def _read(self) -> None:
+        try:
+            for request in self._requests:
+                self._running.watch.heard(WHO)
+                if request.WhichOneof("message") == "beat":
+                    continue
+                with self._changed:
+                    self._waiting.append(request)
+                    full = len(self._waiting) > _MAX_WAITING
+                    self._changed.notify_all()
+                if full:
+                    self._running.stop.tell(BadRequest("too many messages at once", reason="OUT_OF_ORDER"))
+                    return
+        except (grpc.RpcError, ValueError):
+            pass  # the call is over
+        self._running.stop.tell(
+            Unavailable(f"the {WHO} ended the control stream; the move was given up", reason="PEER_GONE")
+        )
+
+    def _wake(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
+
+class DestinationMove:
+    """One move that arrives at this node."""
+
+    def __init__(
+        self,
+        running: Running,
+        order: ReceiveOrder,
+        say: Callable[[pb.ReceiveResponse], None],
+        say_progress: Callable[[pb.ReceiveResponse], None],
+    ) -> None:
+        self._running = running
+        self._order = order
+        self._say = say
+        self._say_progress = say_progress
+        self._stop = running.stop
+        self._host = Host(running.channels.to(order.destination.address), order.destination, running.stop)
+        self._progress = Progress()
+        self._log = telemetry.log("mover").bind(move_id=order.fence.move_id, session_id=order.fence.session_id)
+
+    def message(self) -> pb.ReceiveResponse:
+        """How far the move is; also the sign of life."""
+        return pb.ReceiveResponse(
+            progress=pb.ReceiveProgress(
+                landed_bytes=self._progress.moved_bytes, retried_chunks=self._progress.retried_chunks
+            )
+        )
+
+    @property
+    def beat_s(self) -> float:
+        """Seconds between signs of life."""
+        return beat_every(self._order.plan.no_progress_s)
+
+    def run(self, requests: Iterator[pb.ReceiveRequest]) -> None:
+        """Everything from the reservation to the receipt."""
+        fence = self._order.fence
+        with telemetry.span("mover.receive", {"session.id": fence.session_id, "move.id": fence.move_id}):
+            try:
+                self._run(requests)
+            except WorldlineError as error:
+                self._log.warning("receive_failed", reason=error.reason, message=error.message)
+                raise
+
+    def _run(self, requests: Iterator[pb.ReceiveRequest]) -> None:
+        order, running = self._order, self._running
+        running.watch.expect(WHO, order.plan.no_progress_s)
+        inbox = Inbox(running, requests)
+        with running.job() as job:
+            size_bytes = order.layout.region_bytes
+            limit_s = reserve_s(size_bytes)
+            ticket, prefault_s = self._host.stage(
+                order.fence, order.layout, order.descriptor, order.fingerprint, limit_s
+            )
+            with fetched(running.regions_dir, order.destination.host_id, ticket, self._stop, CALL_S) as descriptor:
+                with running.watch.during(DATA_PLANE, limit_s):
+                    job.map(self._stop, descriptor, size_bytes, writable=True)
+            terms = Terms(order.fence.move_id, new_token(), order.plan.streams, order.plan.no_progress_s)
+            with running.watch.during(DATA_PLANE, CALL_S):
+                endpoint = job.listen(self._stop, order.plan, terms)
+            self._say(
+                pb.ReceiveResponse(ready=pb.ReceiveReady(endpoint=endpoint, token=terms.token, prefault_s=prefault_s))
+            )
+
+            remaining_s = inbox.next("start").start.remaining_s
+            if not 0 < remaining_s <= order.plan.deadline_s:
+                raise BadRequest(f"{remaining_s} s are left of {order.plan.deadline_s} s", reason="BAD_DEADLINE")
+            running.end_by(
+                time.monotonic() + remaining_s,
+                lambda: deadline_passed("deadline_s", order.plan.deadline_s, "wire or verify"),
+            )
+            with running.watch.during(DATA_PLANE, order.plan.no_progress_s):
+                outcome = job.run(self._stop, remaining_s, self._heard)
+            # Nothing of ours can write into the slot any more when the host is asked to vouch for it.
+            job.close()
+
+            manifest = wire.manifest_from(inbox.next("finish").finish.manifest)
+            require_manifest(manifest, order.fence, order.layout, order.descriptor, order.fingerprint)
+            budget_s = max(0.001, min(order.plan.no_progress_s, running.remaining_s))
+            receipt = self._host.attest(order.fence, Side.DESTINATION, manifest, order.plan, outcome.crcs, budget_s)
+        self._log.info(
+            "received",
+            bytes=size_bytes,
+            retried_chunks=outcome.retried_chunks,
+            wire_s=outcome.wire_s,
+            verify_s=outcome.verify_s,
+            traceparents=sorted({*outcome.traceparents}),
+        )
+        self._say(
+            pb.ReceiveResponse(
+                verified=pb.ReceiveVerified(
+                    receipt=wire.receipt_to(receipt), verify_s=outcome.verify_s, wire_s=outcome.wire_s
+                )
+            )
+        )
+
+    def _heard(self, progress: Progress) -> None:
+        self._running.watch.heard(DATA_PLANE)
+        if progress != self._progress:
+            self._progress = progress
+            self._say_progress(self.message())

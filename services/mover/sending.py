@@ -1,0 +1,117 @@
+"""The sending half of the pipeline: checksum a piece of the source region, put it on a stream while it is in cache."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from mover.parallel import Together
+from worldline.crc import PIECE_BYTES, crc32
+from worldline.errors import BadRequest, Cancelled, DataLoss
+from worldline.plan import Chunk
+from worldline.transport import SendLink
+
+_TICK_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """Checksums of the source region by chunk, chunks sent twice, seconds from the first byte to the last answer."""
+
+    crcs: tuple[int, ...]
+    retried_chunks: int
+    seconds: float
+
+
+class Sending:
+    """One move's sending half. `sent_bytes` and `retried_chunks` may be read while `run` runs."""
+
+    def __init__(
+        self, region: memoryview, chunks: Sequence[Chunk], links: Sequence[SendLink], *, checksum: bool = True
+    ) -> None:
+        """`checksum=False` is for a benchmark's arm without verification."""
+        self.sent_bytes = 0
+        self.retried_chunks = 0
+        self._region = region
+        self._chunks = chunks
+        self._links = links
+        self._checksum = checksum
+        self._crcs: list[int | None] = [None] * len(chunks)
+        self._left: Iterator[Chunk] = iter(chunks)
+        self._lock = threading.Lock()
+        self._cancelled = False
+
+    def run(self, tick: Callable[[], None] = lambda: None) -> Sent:
+        """Send everything, once more what the receiver wants again. `tick` is called about ten times a second.
+
+        Raises:
+            DataLoss: the source region changed between two reads of a chunk.
+            Cancelled, TimedOut, Unavailable, BadRequest: as the links raise them.
+        """
+        if self._cancelled:
+            raise Cancelled("the move was cancelled before its first byte", reason="LINK_CLOSED")
+        start = time.monotonic()
+        streams = [lambda link=link: self._stream(link) for link in self._links]
+        Together(streams, self._close, "send").wait(_TICK_S, tick)
+        crcs = tuple(crc for crc in self._crcs if crc is not None)
+        return Sent(crcs, self.retried_chunks, time.monotonic() - start)
+
+    def cancel(self) -> None:
+        """Make `run` end soon. Any thread."""
+        self._cancelled = True
+        self._close()
+
+    def _close(self) -> None:
+        for link in self._links:
+            link.close()
+
+    def _stream(self, link: SendLink) -> None:
+        while (chunk := self._next()) is not None:
+            self._send(link, chunk)
+        wanted = link.finish()
+        if not wanted:
+            return
+        with self._lock:
+            self.retried_chunks += len(wanted)
+        for index in wanted:
+            if index >= len(self._chunks):
+                raise BadRequest(f"the receiver wants chunk {index} of {len(self._chunks)}", reason="BAD_ANSWER")
+            self._send(link, self._chunks[index])
+        if link.finish():
+            raise BadRequest("the receiver wants chunks a third time", reason="BAD_ANSWER")
+
+    def _next(self) -> Chunk | None:
+        with self._lock:
+            return next(self._left, None)
+
+    def _send(self, link: SendLink, chunk: Chunk) -> None:
+        crc = 0
+        link.begin(chunk)
+        end = chunk.offset + chunk.size_bytes
+        for at in range(chunk.offset, end, PIECE_BYTES):
+            with self._region[at : min(at + PIECE_BYTES, end)] as piece:
+                if self._checksum:
+                    crc = crc32(piece, crc)
+                link.write(piece, at)
+        link.end(crc)
+        before, self._crcs[chunk.index] = self._crcs[chunk.index], crc
+        if before is not None and before != crc:
+            raise _torn(chunk, before, crc)
+        with self._lock:
+            self.sent_bytes += chunk.size_bytes
+
+
+def _torn(chunk: Chunk, before: int, now: int) -> DataLoss:
+    return DataLoss(
+        f"the source's region changed in its freeze: chunk {chunk.index} at offset {chunk.offset} had CRC {before:08x} "
+        f"and has {now:08x}. Nothing is installed, the source plays on",
+        reason="SOURCE_CHANGED",
+        numbers={
+            "chunk": chunk.index,
+            "offset": chunk.offset,
+            "source_crc": f"{before:08x}",
+            "source_crc_again": f"{now:08x}",
+        },
+    )

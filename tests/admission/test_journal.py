@@ -1,0 +1,323 @@
+"""The journal: what is written is there after a kill, and nothing is owned twice."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import uuid
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from admission.journal import Journal
+from admission.journal_rows import Lease, PathRow, PlacementRow, SessionRow
+from admission.machine import Event, EventKind, Phase, State, Transition, step
+from admission.profile import BANDWIDTH_SAMPLE_BYTES, measured
+from admission.record import MoveRecord
+from admission.rules import Mode
+from worldline import errors
+from worldline.move import HostRef, StageTimes
+from worldline.plan import Placement, Plan
+from worldline.receipt import Receipt, Side
+from worldline.verdict import Clause, Kind, Verdict
+
+PLAN = Plan("tcp", 4096, 2, Placement.PIPELINED, 1.0, 2.0, 3.0)
+
+
+def session(session_id: str = "s-1", host_id: str = "host-a", incarnation: int = 1, epoch: int = 1) -> SessionRow:
+    return SessionRow(session_id, host_id, incarnation, epoch, False, "", b"info")
+
+
+def record(session_id: str = "s-1", phase: Phase = Phase.OPEN, epoch: int = 1) -> MoveRecord:
+    return MoveRecord(
+        move_id=str(uuid.uuid4()),
+        request_id=str(uuid.uuid4()),
+        request_digest=b"d" * 32,
+        session_id=session_id,
+        source=HostRef("host-a", 1, "127.0.0.1:1"),
+        destination=HostRef("host-b", 4, "127.0.0.1:2"),
+        epoch=epoch,
+        mode=Mode.FROZEN,
+        state_bytes=8192,
+        verdict=Verdict(Kind.ADMIT, (Clause("flux", Kind.ADMIT, "1 > 0", {"a": 1.5}),), 0.0, 0.25, 0.75),
+        state=State(phase),
+        requested_at_s=1000.5,
+        plan=PLAN,
+        trace_id="ab" * 16,
+        traceparent="00-" + "ab" * 16 + "-" + "cd" * 8 + "-01",
+        transitions=(Transition(1000.5, phase, "admit", phase, ("mover: move",)),),
+        stage=phase.name.lower(),
+    )
+
+
+def lease(of: MoveRecord) -> Lease:
+    return Lease(of.move_id, of.destination.host_id, of.state_bytes, 1000.5, 1001.0)
+
+
+def advance(journal: Journal, before: MoveRecord, *kinds: EventKind) -> MoveRecord:
+    for kind in kinds:
+        state, effects = step(before.state, Event(kind, "R", "m"))
+        line = Transition(1001.0, before.phase, kind.value, state.phase, tuple(effect.value for effect in effects))
+        before = replace(before, state=state, transitions=(*before.transitions, line), grant=b"g" * 32)
+        journal.save_move(before, 1)
+    return before
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Journal:
+    return Journal(tmp_path / "j.db", keep=100)
+
+
+def register(journal: Journal) -> None:
+    journal.register_host("host-a", 1, b"a")
+    journal.register_host("host-b", 4, b"b")
+
+
+def test_the_term_rises_at_each_start(tmp_path: Path) -> None:
+    terms = []
+    for _ in range(3):
+        opened = Journal(tmp_path / "j.db")
+        terms.append(opened.term)
+        opened.close()
+    assert terms == [1, 2, 3]
+
+
+def test_two_processes_never_share_a_journal(tmp_path: Path, journal: Journal) -> None:
+    with pytest.raises(errors.Unavailable) as caught:
+        Journal(tmp_path / "j.db")
+    assert caught.value.reason == "JOURNAL_HELD"
+    journal.close()
+    Journal(tmp_path / "j.db").close()
+
+
+def test_a_move_comes_back_as_it_was(journal: Journal) -> None:
+    register(journal)
+    journal.adopt([session()])
+    receipt = Receipt(
+        Side.SOURCE, str(uuid.uuid4()), 1, b"l" * 32, b"m" * 32, PLAN.digest, 8192, (1, 2), 3, "host-a", 1
+    )
+    kept = journal.add_move(record(), None)
+    kept = replace(
+        kept,
+        source_receipt=receipt,
+        destination_receipt=replace(receipt, side=Side.DESTINATION),
+        stages=StageTimes(reserve_s=0.5, downtime_s=1.5),
+        grant=b"g" * 32,
+        landed_bytes=8192,
+        retried_chunks=1,
+    )
+    kept = advance(journal, kept, EventKind.VERIFIED, EventKind.GRANTED)
+    found = journal.move(kept.move_id)
+    assert found == kept
+    assert journal.move_of_request(kept.request_id) == kept
+    assert journal.open_moves() == [kept]
+
+
+def test_ownership_follows_the_move(journal: Journal) -> None:
+    register(journal)
+    journal.adopt([session()])
+    kept = record()
+    kept = journal.add_move(kept, lease(kept))
+    row = journal.session("s-1")
+    assert row is not None
+    assert row.move_id == kept.move_id
+    assert journal.leases("host-b") == [lease(kept)]
+    kept = advance(journal, kept, EventKind.VERIFIED, EventKind.GRANTED)
+    assert journal.session("s-1") == row
+    kept = advance(journal, kept, EventKind.COMMITTED)
+    assert journal.session("s-1") == replace(row, host_id="host-b", incarnation=4, epoch=2)
+    assert journal.leases("host-b") == []
+    advance(journal, kept, EventKind.ACTIVATED, EventKind.FREED)
+    assert journal.session("s-1") == replace(row, host_id="host-b", incarnation=4, epoch=2, move_id="")
+
+
+def test_an_aborted_move_leaves_the_session_where_it_was(journal: Journal) -> None:
+    register(journal)
+    journal.adopt([session()])
+    kept = record()
+    kept = journal.add_move(kept, lease(kept))
+    advance(journal, kept, EventKind.CANCELLED, EventKind.SOURCE_LIVE, EventKind.DROPPED)
+    assert journal.session("s-1") == session()
+    assert journal.leases("host-b") == []
+
+
+def test_a_session_is_in_one_move_at_most(journal: Journal) -> None:
+    register(journal)
+    journal.adopt([session()])
+    journal.add_move(record(), None)
+    second = record()
+    with pytest.raises(errors.Owned):
+        journal.add_move(second, lease(second))
+    assert journal.leases("host-b") == []
+    assert journal.move(second.move_id) is None
+
+
+@pytest.mark.parametrize("stale", [record("s-1", epoch=2), record("s-2")])
+def test_a_move_decided_on_old_facts_is_not_opened(journal: Journal, stale: MoveRecord) -> None:
+    register(journal)
+    journal.adopt([session()])
+    with pytest.raises(errors.Owned):
+        journal.add_move(stale, None)
+
+
+def test_a_new_incarnation_loses_what_the_old_one_had(journal: Journal) -> None:
+    register(journal)
+    journal.adopt([session("s-1"), session("s-2"), session("s-3", "host-b", 4)])
+    journal.add_move(record("s-2"), None)
+    assert journal.register_host("host-a", 2, b"a") == ["s-1"]
+    with pytest.raises(errors.SessionLost):
+        journal.add_move(record("s-1"), None)
+    assert [row.session_id for row in journal.sessions_of("host-a")] == ["s-2"]
+
+
+def test_a_host_that_died_while_a_move_had_its_session_loses_it_at_the_end(journal: Journal) -> None:
+    register(journal)
+    journal.adopt([session()])
+    kept = journal.add_move(record(), None)
+    kept = advance(journal, kept, EventKind.VERIFIED, EventKind.GRANTED, EventKind.COMMITTED, EventKind.ACTIVATED)
+    assert journal.fence_host("host-b", 4, "burnt down") == []
+    advance(journal, kept, EventKind.FREED)
+    row = journal.session("s-1")
+    assert row is not None
+    assert row.lost
+
+
+@pytest.mark.parametrize(
+    "claim",
+    [
+        session(epoch=4),  # older than what is journaled
+        session(host_id="host-b", incarnation=4, epoch=6),  # another host owns it
+        session(incarnation=0, epoch=6),  # a dead incarnation speaks
+    ],
+)
+def test_nothing_is_adopted_over_what_is_known(journal: Journal, claim: SessionRow) -> None:
+    register(journal)
+    journal.adopt([session(epoch=5)])
+    assert journal.adopt([claim]) == ["s-1"]
+    assert journal.session("s-1") == session(epoch=5)
+
+
+def test_a_lost_session_stays_lost(journal: Journal) -> None:
+    register(journal)
+    journal.adopt([session()])
+    journal.register_host("host-a", 2, b"a")
+    assert journal.adopt([session(incarnation=2)]) == ["s-1"]
+    row = journal.session("s-1")
+    assert row is not None
+    assert row.lost
+
+
+def test_placements_and_paths_are_kept(journal: Journal) -> None:
+    row = PlacementRow("r", b"d", "host-a", 1)
+    journal.place(row)
+    journal.place(replace(row, host_id="host-b"))
+    assert journal.placement("r") == replace(row, host_id="host-b")
+    assert journal.placement("other") is None
+    for number in range(150):
+        journal.place(replace(row, request_id=str(number)))
+    assert journal.placement("r") is None
+
+
+def test_old_closed_moves_are_let_go(journal: Journal) -> None:
+    register(journal)
+    journal.adopt([session()])
+    kept = journal.add_move(record(), None)
+    refused = [journal.add_move(record(phase=Phase.REFUSED), None) for _ in range(120)]
+    assert journal.move(kept.move_id) == kept
+    assert journal.move(refused[0].move_id) is None
+    assert journal.move(refused[-1].move_id) == refused[-1]
+    assert len(journal.moves(1 << 62, "", 1000)) == 101
+
+
+def test_a_failed_write_changes_nothing(journal: Journal) -> None:
+    register(journal)
+    journal.adopt([session()])
+    kept = journal.add_move(record(), None)
+    # The line exists already, so that the transaction fails after its first statements.
+    bad = replace(kept, state=State(Phase.ABORTED), transitions=kept.transitions)
+    with pytest.raises(errors.Unavailable) as caught:
+        journal.save_move(bad, 1)
+    assert caught.value.reason == "JOURNAL_FAILED"
+    assert journal.move(kept.move_id) == kept
+    row = journal.session("s-1")
+    assert row is not None
+    assert row.move_id == kept.move_id
+
+
+WRITER = """
+import sys
+from pathlib import Path
+sys.path[:0] = [{tests!r}]
+import test_journal as t
+from admission.machine import EventKind
+journal = t.Journal(Path(sys.argv[1]))
+t.register(journal)
+journal.adopt([t.session()])
+for _ in range(10_000):
+    row = journal.session("s-1")
+    made = t.replace(t.record(epoch=row.epoch), source=t.HostRef("host-a", 1, "127.0.0.1:1"))
+    kept = journal.add_move(made, t.lease(made))
+    kept = t.advance(journal, kept, EventKind.VERIFIED)
+    print(kept.move_id, "COMMIT", flush=True)
+    kept = t.advance(journal, kept, EventKind.RESUMED, EventKind.SOURCE_LIVE)
+    print(kept.move_id, "DROPPING", flush=True)
+    t.advance(journal, kept, EventKind.DROPPED)
+    print(kept.move_id, "ABORTED", flush=True)
+"""
+
+
+@pytest.mark.parametrize("lines", [1, 5, 23])
+def test_what_was_said_after_its_write_survives_a_kill(tmp_path: Path, lines: int) -> None:
+    path = tmp_path / "j.db"
+    program = WRITER.format(tests=str(Path(__file__).parent))
+    with subprocess.Popen([sys.executable, "-c", program, str(path)], stdout=subprocess.PIPE, text=True) as writer:
+        assert writer.stdout is not None
+        said = [writer.stdout.readline().split() for _ in range(lines)]
+        os.kill(writer.pid, signal.SIGKILL)
+        said += [line.split() for line in writer.stdout.read().splitlines() if len(line.split()) == 2]
+    journal = Journal(path)
+    for move_id, phase in dict(said).items():
+        found = journal.move(move_id)
+        assert found is not None
+        assert found.phase >= Phase[phase]
+        assert found.transitions[-1].after is found.phase
+    row = journal.session("s-1")
+    assert row is not None
+    assert [move.move_id for move in journal.open_moves()] == ([row.move_id] if row.move_id else [])
+    assert [held.move_id for held in journal.leases("host-b")] == ([row.move_id] if row.move_id else [])
+    assert sqlite3.connect(path).execute("PRAGMA integrity_check").fetchone() == ("ok",)
+    journal.close()
+
+
+samples = st.tuples(st.integers(1, 1 << 36), st.floats(1e-6, 100), st.floats(0, 100), st.floats(1e-6, 1000))
+
+
+@given(st.lists(samples, max_size=20))
+def test_a_profile_stays_between_what_was_measured(moves: list[tuple[int, float, float, float]]) -> None:
+    path = PathRow("a", "b", "tcp", 1e9, 0.1, 0)
+    speeds = [1e9]
+    for state_bytes, wire_s, verify_s, downtime_s in moves:
+        if state_bytes >= BANDWIDTH_SAMPLE_BYTES:
+            speeds.append(state_bytes / (wire_s + verify_s))
+        path = measured(path, state_bytes, StageTimes(wire_s=wire_s, verify_s=verify_s, downtime_s=downtime_s))
+        assert min(speeds) * 0.999 <= path.bandwidth_Bps <= max(speeds) * 1.001
+        assert path.setup_s >= 0
+    assert path.moves == len(moves)
+
+
+def test_small_states_do_not_measure_bandwidth() -> None:
+    path = PathRow("a", "b", "tcp", 1e9, 0.1, 0)
+    for _ in range(50):
+        path = measured(path, 100_000, StageTimes(wire_s=0.01, verify_s=0.01, downtime_s=0.03))
+    assert path.bandwidth_Bps == 1e9
+    assert path.setup_s == pytest.approx(0.03, rel=0.05)
+    for _ in range(50):
+        path = measured(path, 1 << 30, StageTimes(wire_s=0.3, verify_s=0.05, downtime_s=0.40))
+    assert path.bandwidth_Bps == pytest.approx((1 << 30) / 0.35, rel=0.01)
+    assert path.setup_s == pytest.approx(0.05, rel=0.05)

@@ -1,0 +1,246 @@
+"""The rules: monotone, complete, and right about the paper's own numbers."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from admission.rules import RULES, Mode, Peer, Question, evaluate
+from admission.rules.deadline_gate import deadline_gate
+from admission.rules.fingerprint import fingerprint
+from admission.rules.flux import flux
+from admission.rules.reachable import reachable
+from admission.rules.receiver import receiver
+from admission.rules.slot_memory import slot_memory
+from worldline.contract import Contract, ContractClass, Tier
+from worldline.manifest import Fingerprint
+from worldline.verdict import Kind
+
+MG2_BYTES = 1_670_124_960
+HERE = Fingerprint({"torch": "2.13.0", "gpu": "A100"})
+MG2 = Question(
+    contract=Contract(ContractClass.C1, 0.4, Tier.T0),
+    mode=Mode.FROZEN,
+    state_bytes=MG2_BYTES,
+    dirty_rate_Bps=0.93e9,
+    bandwidth_Bps=9e9,
+    setup_s=0.057,
+    preset="window-rewrite/mg2",
+    source_fingerprint=HERE,
+    destination_fingerprint=HERE,
+    destination_presets=frozenset({"window-rewrite/mg2"}),
+    destination_free_bytes=4 << 30,
+    busy_s=(),
+    receiver_cap=1,
+    peers=(Peer("source host-a", 0.4), Peer("destination host-b", 0.9)),
+    transport="tcp",
+    transport_refusal="",
+    patience_s=0.0,
+    silent_s=3.0,
+    silent_grace_s=10.0,
+    heartbeat_s=1.0,
+)
+
+contracts = st.one_of(
+    st.builds(
+        Contract,
+        st.sampled_from([ContractClass.C1, ContractClass.C2A, ContractClass.C2B]),
+        st.floats(0.01, 100),
+        st.sampled_from(Tier),
+    ),
+    st.builds(Contract, st.sampled_from([ContractClass.C3, ContractClass.C5]), st.just(0.0), st.sampled_from(Tier)),
+    st.just(Contract(ContractClass.C4, 0.0, Tier.T0)),
+)
+seconds = st.floats(0, 60)
+questions = st.builds(
+    Question,
+    contract=contracts,
+    mode=st.sampled_from(Mode),
+    state_bytes=st.integers(0, 1 << 40),
+    dirty_rate_Bps=st.none() | st.floats(0, 1e12),
+    bandwidth_Bps=st.floats(1e3, 1e13),
+    setup_s=seconds,
+    preset=st.sampled_from(["e/p", "e/q"]),
+    source_fingerprint=st.builds(Fingerprint, st.dictionaries(st.sampled_from("abc"), st.sampled_from("xy"))),
+    destination_fingerprint=st.builds(Fingerprint, st.dictionaries(st.sampled_from("abc"), st.sampled_from("xy"))),
+    destination_presets=st.frozensets(st.sampled_from(["e/p", "e/q"])),
+    destination_free_bytes=st.integers(0, 1 << 41),
+    busy_s=st.lists(seconds, max_size=4).map(tuple),
+    receiver_cap=st.integers(1, 4),
+    peers=st.lists(
+        st.builds(
+            Peer, st.just("peer"), st.floats(0, 30) | st.just(math.inf), st.sampled_from(["", "", "is draining"])
+        ),
+        max_size=4,
+    ).map(tuple),
+    transport=st.just("tcp"),
+    transport_refusal=st.sampled_from(["", "", "transport 'rdma' is not offered by mover-a"]),
+    patience_s=seconds,
+    silent_s=st.floats(0.1, 10),
+    silent_grace_s=seconds,
+    heartbeat_s=st.floats(0.1, 5),
+    exposed_s=seconds,
+)
+ORDER = {Kind.REJECT: 0, Kind.DEFER: 1, Kind.ADMIT: 2}
+
+
+@given(questions)
+def test_a_verdict_is_what_its_clauses_make_it(question: Question) -> None:
+    verdict = evaluate(question)
+    assert [clause.name for clause in verdict.clauses] == [rule.__name__ for rule in RULES]
+    kinds = {clause.verdict for clause in verdict.clauses}
+    assert (verdict.kind is Kind.ADMIT) == (kinds == {Kind.ADMIT})
+    assert (verdict.kind is Kind.REJECT) == (Kind.REJECT in kinds)
+    assert (verdict.retry_after_s > 0) <= (verdict.kind is Kind.DEFER)
+    assert verdict.retry_after_s <= question.patience_s
+    for clause in verdict.clauses:
+        assert clause.arithmetic
+        assert (clause.reason == "") == (clause.verdict is Kind.ADMIT)
+    assert verdict.failed == tuple(clause for clause in verdict.clauses if clause.verdict is not Kind.ADMIT)
+
+
+@given(questions)
+def test_an_admitted_move_holds_every_inequality(question: Question) -> None:
+    if evaluate(question).kind is not Kind.ADMIT:
+        return
+    dirty_Bps = (question.dirty_rate_Bps or 0.0) if question.mode is Mode.LIVE else 0.0
+    if question.contract.has_deadline:
+        carried_s = question.state_bytes / (question.bandwidth_Bps - dirty_Bps)
+        assert question.setup_s + question.exposed_s + carried_s < question.contract.horizon_s
+    assert question.state_bytes <= question.destination_free_bytes
+    assert question.source_fingerprint == question.destination_fingerprint
+    assert question.preset in question.destination_presets
+    assert len(question.busy_s) < question.receiver_cap
+    assert all(not peer.refusal and peer.silent_s <= question.silent_s for peer in question.peers)
+    assert not question.transport_refusal
+
+
+def better(question: Question, factor: float, pick: str) -> Question:
+    """The same move with one thing made easier."""
+    changes = {
+        "bandwidth": {"bandwidth_Bps": question.bandwidth_Bps * factor},
+        "state": {"state_bytes": int(question.state_bytes / factor)},
+        "setup": {"setup_s": question.setup_s / factor},
+        "memory": {"destination_free_bytes": int(question.destination_free_bytes * factor)},
+        "receiver": {"busy_s": question.busy_s[1:]},
+        "patience": {"patience_s": question.patience_s * factor},
+        "cap": {"receiver_cap": question.receiver_cap + 1},
+        "peers": {"peers": tuple(replace(peer, silent_s=peer.silent_s / factor) for peer in question.peers)},
+    }
+    return replace(question, **changes[pick])  # type: ignore[arg-type]
+
+
+@given(
+    questions,
+    st.floats(1, 100),
+    st.sampled_from(["bandwidth", "state", "setup", "memory", "receiver", "patience", "cap", "peers"]),
+)
+def test_making_a_move_easier_never_makes_the_verdict_worse(question: Question, factor: float, pick: str) -> None:
+    assert ORDER[evaluate(better(question, factor, pick)).kind] >= ORDER[evaluate(question).kind]
+
+
+def test_the_papers_gates() -> None:
+    frozen = deadline_gate(MG2).numbers["bandwidth_min_Bps"]
+    live = deadline_gate(replace(MG2, mode=Mode.LIVE)).numbers["bandwidth_min_Bps"]
+    assert frozen * 8 / 1e9 == pytest.approx(33.4, abs=0.05)
+    assert live * 8 / 1e9 == pytest.approx(40.8, abs=0.05)
+
+
+@pytest.mark.parametrize(
+    ("gigabits", "mode", "admits"),
+    [
+        (33.3, Mode.FROZEN, False),
+        (33.5, Mode.FROZEN, True),
+        (40.7, Mode.LIVE, False),
+        (40.9, Mode.LIVE, True),
+        (7.0, Mode.LIVE, False),
+    ],
+)
+def test_both_sides_of_the_gates(gigabits: float, mode: Mode, admits: bool) -> None:
+    question = replace(MG2, bandwidth_Bps=gigabits * 1e9 / 8, mode=mode, setup_s=0.0)
+    assert (deadline_gate(question).verdict is Kind.ADMIT) == admits
+    assert (flux(question).verdict is Kind.ADMIT) == admits
+
+
+def test_the_arithmetic_can_be_read() -> None:
+    question = replace(MG2, bandwidth_Bps=1e9, contract=Contract(ContractClass.C1, 30.0, Tier.T0))
+    assert deadline_gate(question).arithmetic == "0.057 s setup + 1670124960 B / 1e+09 B/s = 1.727 s < 30 s horizon"
+    assert deadline_gate(replace(question, contract=MG2.contract)).arithmetic == (
+        "0.057 s setup + 1670124960 B / 1e+09 B/s = 1.727 s >= 0.4 s horizon; "
+        "B of at least 4.175e+09 B/s and a short setup are needed"
+    )
+
+
+def test_a_class_without_deadline_passes_with_its_arithmetic() -> None:
+    clause = deadline_gate(replace(MG2, contract=Contract(ContractClass.C3, 0.0, Tier.T0), bandwidth_Bps=1e6))
+    assert clause.verdict is Kind.ADMIT
+    assert clause.arithmetic.startswith("C3 has no deadline; 0.057 s setup + 1670124960 B / 1e+06 B/s = ")
+
+
+def test_setup_alone_can_miss_the_horizon_that_the_flux_allows() -> None:
+    question = replace(MG2, setup_s=0.5)
+    assert flux(question).verdict is Kind.ADMIT
+    assert deadline_gate(question).verdict is Kind.REJECT
+
+
+def test_a_live_move_without_a_known_dirty_rate_waits_for_it() -> None:
+    question = replace(MG2, mode=Mode.LIVE, dirty_rate_Bps=None)
+    assert flux(question).verdict is Kind.REJECT
+    patient = flux(replace(question, patience_s=1.0))
+    assert (patient.verdict, patient.retry_after_s, patient.reason) == (Kind.DEFER, 1.0, "DIRTY_RATE_UNKNOWN")
+
+
+def test_a_live_move_without_deadline_must_outrun_its_source() -> None:
+    bulk = replace(MG2, mode=Mode.LIVE, contract=Contract(ContractClass.C3, 0.0, Tier.T0))
+    assert flux(bulk).verdict is Kind.ADMIT
+    assert flux(replace(bulk, bandwidth_Bps=0.93e9)).verdict is Kind.REJECT
+
+
+def test_memory_that_is_one_byte_short_is_short() -> None:
+    assert slot_memory(replace(MG2, destination_free_bytes=MG2_BYTES)).verdict is Kind.ADMIT
+    clause = slot_memory(replace(MG2, destination_free_bytes=MG2_BYTES - 1))
+    assert (clause.verdict, clause.reason) == (Kind.REJECT, "NO_SLOT_MEMORY")
+
+
+@pytest.mark.parametrize("tier", list(Tier))
+def test_every_difference_of_the_fingerprints_is_listed(tier: Tier) -> None:
+    question = replace(
+        MG2,
+        contract=replace(MG2.contract, tier=tier),
+        destination_fingerprint=Fingerprint({"torch": "2.12.1", "driver": "550"}),
+        destination_presets=frozenset(),
+    )
+    clause = fingerprint(question)
+    assert clause.verdict is Kind.REJECT
+    assert clause.numbers["differences"] == 4
+    for word in ("torch", "gpu", "driver", "window-rewrite/mg2", tier.name):
+        assert word in clause.arithmetic
+
+
+def test_a_busy_receiver_defers_those_who_can_wait() -> None:
+    busy = replace(MG2, busy_s=(2.5,))
+    assert receiver(busy).verdict is Kind.REJECT
+    patient = receiver(replace(busy, patience_s=3.0))
+    assert (patient.verdict, patient.retry_after_s) == (Kind.DEFER, 2.5)
+    assert receiver(replace(busy, receiver_cap=2)).verdict is Kind.ADMIT
+
+
+def test_room_comes_when_enough_moves_are_over() -> None:
+    clause = receiver(replace(MG2, busy_s=(9.0, 1.0, 4.0), receiver_cap=2, patience_s=60))
+    assert clause.retry_after_s == 4.0
+
+
+def test_a_silent_host_defers_within_the_grace_and_rejects_beyond() -> None:
+    def silent(seconds_: float, patience_s: float) -> Kind:
+        peers = (Peer("destination host-b", seconds_),)
+        return reachable(replace(MG2, peers=peers, patience_s=patience_s)).verdict
+
+    assert silent(3.0, 0) is Kind.ADMIT
+    assert silent(3.1, 5) is Kind.DEFER
+    assert silent(3.1, 0) is Kind.REJECT
+    assert silent(13.1, 60) is Kind.REJECT
+    assert silent(math.inf, 60) is Kind.REJECT

@@ -1,0 +1,244 @@
+"""The data port against those who do not belong there: closed, quickly, without memory taken, and others unharmed."""
+
+from __future__ import annotations
+
+import os
+import resource
+import socket
+import struct
+import uuid
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+
+import pytest
+
+from mover.transports.tcp import Tcp
+from mover.transports.tcp_port import GREETING, GREETING_S, MAGIC, MAX_GREETING, VERSION
+from worldline.errors import BadRequest, Exhausted, TimedOut, Unavailable
+from worldline.move import new_token
+from worldline.plan import Placement, Plan
+from worldline.transport import Listener, Terms
+
+pytestmark = pytest.mark.usefixtures("no_leaks")
+
+SIZE_BYTES = 1 << 16
+CHUNKS = Plan("tcp", 4096, 1, Placement.PIPELINED, 20, 20, 20).chunks(SIZE_BYTES)
+
+
+@pytest.fixture
+def transport() -> Iterator[Tcp]:
+    opened = Tcp("127.0.0.1:0")
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def expected(transport: Tcp) -> Iterator[tuple[Terms, Listener, bytearray]]:
+    """A move that is expected at the port."""
+    terms = Terms(str(uuid.uuid4()), new_token(), 1, 5.0)
+    slot = bytearray(SIZE_BYTES)
+    listener = transport.listen(memoryview(slot), CHUNKS, terms)
+    yield terms, listener, slot
+    listener.close()
+
+
+def greeting(terms: Terms, **changes: object) -> bytes:
+    values = {
+        "magic": MAGIC,
+        "version": VERSION,
+        "stream": 0,
+        "move": uuid.UUID(terms.move_id).bytes,
+        "token": terms.token,
+        "trace": b"",
+        **changes,
+    }
+    return GREETING.pack(*values.values())
+
+
+def connect(listener: Listener) -> socket.socket:
+    host, _, port = listener.endpoint.rpartition(":")
+    connected = socket.create_connection((host, int(port)), timeout=GREETING_S * 4)
+    connected.settimeout(GREETING_S * 4)
+    return connected
+
+
+def answer(listener: Listener, data: bytes) -> bytes:
+    """What the port says before it closes; b"" if nothing."""
+    with connect(listener) as connected:
+        try:
+            connected.sendall(data)
+            return connected.recv(64)
+        except ConnectionError:
+            return b""
+
+
+def still_carries(transport: Tcp, expected: tuple[Terms, Listener, bytearray]) -> None:
+    """The move that is expected is not harmed."""
+    terms, listener, slot = expected
+    source = memoryview(os.urandom(SIZE_BYTES))
+    with ThreadPoolExecutor(1) as pool:
+        sender = transport.connect(source, CHUNKS, terms, listener.endpoint, 0)
+        receiver = listener.accept()
+        try:
+            sending = pool.submit(_send, sender, source)
+            while receiver.next() is not None:
+                pass
+            receiver.answer(())
+            sending.result(10)
+        finally:
+            sender.close()
+            receiver.close()
+    assert slot == source
+
+
+def _send(sender: object, source: memoryview) -> None:
+    for chunk in CHUNKS:
+        sender.begin(chunk)  # type: ignore[attr-defined]
+        sender.write(source[chunk.offset : chunk.offset + chunk.size_bytes], chunk.offset)  # type: ignore[attr-defined]
+        sender.end(0)  # type: ignore[attr-defined]
+    sender.finish()  # type: ignore[attr-defined]
+
+
+Forge = Callable[[Terms], bytes]
+
+
+@pytest.mark.parametrize(
+    "forge",
+    [
+        lambda terms: os.urandom(GREETING.size * 4),
+        lambda terms: b"GET / HTTP/1.1\r\nHost: worldline\r\n\r\n" + bytes(GREETING.size),
+        lambda terms: b"\x80\x04\x95" + bytes(GREETING.size),
+        lambda terms: greeting(terms, token=os.urandom(32)),
+        lambda terms: greeting(terms, move=os.urandom(16)),
+        lambda terms: greeting(terms, version=9),
+        lambda terms: greeting(terms, stream=1),
+        lambda terms: greeting(terms, stream=65_535),
+        lambda terms: greeting(terms)[:-1] + b"",
+    ],
+    ids=["random", "http", "pickle", "token", "move", "version", "stream", "big-stream", "short"],
+)
+def test_who_does_not_belong_is_closed(
+    transport: Tcp, expected: tuple[Terms, Listener, bytearray], forge: Forge
+) -> None:
+    terms, listener, slot = expected
+    assert answer(listener, forge(terms)) in (b"", b"\x02", b"\x03", b"\x04")
+    assert slot == bytes(SIZE_BYTES)
+    still_carries(transport, expected)
+
+
+def test_silence_is_closed_and_does_not_block_others(
+    transport: Tcp, expected: tuple[Terms, Listener, bytearray]
+) -> None:
+    _, listener, _ = expected
+    silent = [connect(listener) for _ in range(MAX_GREETING // 2)]
+    try:
+        still_carries(transport, expected)
+        for connected in silent:
+            assert connected.recv(1) == b""
+    finally:
+        for connected in silent:
+            connected.close()
+
+
+def test_a_flood_is_bounded(transport: Tcp, expected: tuple[Terms, Listener, bytearray]) -> None:
+    """More than the port lets wait are closed at once; when they are gone others come in."""
+    _, listener, _ = expected
+    flood = [connect(listener) for _ in range(MAX_GREETING * 2)]
+    try:
+        for connected in flood:
+            with suppress(ConnectionResetError):
+                assert connected.recv(1) == b""
+    finally:
+        for connected in flood:
+            connected.close()
+    still_carries(transport, expected)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        struct.pack(">4sIQ48x", b"WLCH", 0, 1 << 63),
+        struct.pack(">4sIQ48x", b"WLCH", 0, 4097),
+        struct.pack(">4sIQ48x", b"WLCH", len(CHUNKS), 4096),
+        struct.pack(">4sIQ48x", b"WLCH", 0xFFFFFFFF, 4096),
+        struct.pack(">4sIQ48x", b"WLAN", 0, 0),
+        os.urandom(4) + bytes(60),
+    ],
+    ids=["huge", "long", "beyond", "far-beyond", "answer", "random"],
+)
+def test_a_lying_header_takes_no_memory(expected: tuple[Terms, Listener, bytearray], header: bytes) -> None:
+    """Even one that has presented the token writes nothing outside its plan's chunks."""
+    terms, listener, slot = expected
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with connect(listener) as connected:
+        connected.sendall(greeting(terms))
+        assert connected.recv(1) == b"\x01"
+        connected.sendall(header + bytes(1024))
+        receiver = listener.accept()
+        with pytest.raises(BadRequest) as error:
+            receiver.next()
+        receiver.close()
+    assert error.value.reason == "BAD_CHUNK"
+    assert slot == bytes(SIZE_BYTES)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 << 10
+
+
+def test_a_lying_answer_takes_no_memory(transport: Tcp) -> None:
+    """A receiver that wants 2**32 chunks again is refused by the sender."""
+    terms = Terms(str(uuid.uuid4()), new_token(), 1, 5.0)
+    with socket.create_server(("127.0.0.1", 0)) as port, ThreadPoolExecutor(1) as pool:
+        connecting = pool.submit(
+            transport.connect, memoryview(b""), CHUNKS, terms, f"127.0.0.1:{port.getsockname()[1]}", 0
+        )
+        with port.accept()[0] as connected:
+            connected.recv(GREETING.size, socket.MSG_WAITALL)
+            connected.sendall(b"\x01")
+            sender = connecting.result(10)
+            connected.sendall(struct.pack(">4sIQ48x", b"WLAN", 0xFFFFFFFF, 0))
+            with pytest.raises(BadRequest) as error:
+                sender.finish()
+            sender.close()
+    assert error.value.reason == "BAD_ANSWER"
+
+
+def test_a_port_that_does_not_answer(transport: Tcp) -> None:
+    """Control is reachable but data is not: an error within seconds, with when to try again."""
+    with socket.create_server(("127.0.0.1", 0)) as port:
+        terms = Terms(str(uuid.uuid4()), new_token(), 1, 0.3)
+        with pytest.raises(Unavailable) as error:
+            transport.connect(memoryview(b""), CHUNKS, terms, f"127.0.0.1:{port.getsockname()[1]}", 0)
+        assert error.value.retry_after_s
+    with pytest.raises(Unavailable):
+        transport.connect(memoryview(b""), CHUNKS, terms, "127.0.0.1:9", 0)
+    with pytest.raises(BadRequest):
+        transport.connect(memoryview(b""), CHUNKS, terms, "nowhere", 0)
+
+
+def test_a_move_is_expected_once(transport: Tcp, expected: tuple[Terms, Listener, bytearray]) -> None:
+    with pytest.raises(BadRequest):
+        transport.listen(memoryview(bytearray(SIZE_BYTES)), CHUNKS, expected[0])
+
+
+def test_the_trace_comes_with_the_stream(transport: Tcp, expected: tuple[Terms, Listener, bytearray]) -> None:
+    terms, listener, _ = expected
+    trace = f"00-{'a' * 32}-{'b' * 16}-01"
+    traced = Terms(terms.move_id, terms.token, 1, 5.0, trace)
+    sender = transport.connect(memoryview(bytes(SIZE_BYTES)), CHUNKS, traced, listener.endpoint, 0)
+    receiver = listener.accept()
+    assert receiver.traceparent == trace
+    sender.close()
+    receiver.close()
+
+
+def test_an_unknown_congestion_control_says_so() -> None:
+    with pytest.raises(Exhausted, match="leave the setting empty"):
+        Tcp("127.0.0.1:0", congestion="nonesuch")
+
+
+def test_accept_is_bounded(transport: Tcp) -> None:
+    terms = Terms(str(uuid.uuid4()), new_token(), 1, 0.1)
+    listener = transport.listen(memoryview(bytearray(SIZE_BYTES)), CHUNKS, terms)
+    with pytest.raises(TimedOut):
+        listener.accept()
+    listener.close()
