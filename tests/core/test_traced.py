@@ -1,4 +1,4 @@
-"""A traced channel: its calls carry the trace, and its streams stay what gRPC made them, begun at once and cancellable."""
+"""A traced channel: its calls carry the trace; its streams stay what gRPC made them, begun at once and cancellable."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ def served() -> Iterator[tuple[_Peer, str]]:
 def test_calls_and_streams_carry_the_trace(served: tuple[_Peer, str]) -> None:
     peer, address = served
     with channel(address, traced=True) as opened, trace.use_span(trace.NonRecordingSpan(PARENT)):
-        ask = opened.unary_unary("/test.Peer/Ask")
+        ask = opened.unary_unary("/test.Peer/Ask", None, None)
         assert ask(b"1", timeout=5) == b"1"
         assert ask.future(b"2", timeout=5).result() == b"2"
-        call = opened.unary_stream("/test.Peer/Follow")(b"3", timeout=5)
+        call = opened.unary_stream("/test.Peer/Follow", None, None)(b"3", timeout=5)
         assert next(iter(call)) == b"3"
         call.cancel()  # type: ignore[no-untyped-call]
         assert peer.left.wait(5)
