@@ -19,6 +19,7 @@ from typing import Self
 
 from worldline.client import Client
 from worldline.errors import NotFound, Unavailable
+from worldline.rpc import Tls
 
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 10.0
@@ -72,6 +73,7 @@ class Fleet:
         nodes: what runs beside what.
         options: settings for all members of a kind ("admission", "mover", "enginehost") or for one by its name.
         port: admission's; 0 picks a free one.
+        tls: every member uses these files, and takes calls only from peers that the same CA has signed.
     """
 
     def __init__(
@@ -83,6 +85,7 @@ class Fleet:
         port: int = 0,
         fault_injection: bool = False,
         otlp_endpoint: str = "",
+        tls: Tls | None = None,
     ) -> None:
         self.directory = directory
         self.nodes = tuple(nodes)
@@ -91,6 +94,9 @@ class Fleet:
         self._common: dict[str, str | int | float | bool] = {"fault_injection": fault_injection}
         if otlp_endpoint:
             self._common["otlp_endpoint"] = otlp_endpoint
+        self.tls = tls
+        if tls is not None:
+            self._common |= {"tls_certificate": str(tls.certificate), "tls_key": str(tls.key), "tls_ca": str(tls.ca)}
         self.members: dict[str, Member] = {}
 
     def __enter__(self) -> Self:
@@ -148,7 +154,7 @@ class Fleet:
         """Wait until admission takes every engine host for a destination."""
         expected = {host for node in self.nodes for host in node.hosts}
         deadline = time.monotonic() + START_TIMEOUT_S
-        with Client(self.target) as client:
+        with Client(self.target, tls=self.tls) as client:
             while True:
                 joined = {info.registration.host_id for info in client.hosts() if info.ready}
                 if joined >= expected:

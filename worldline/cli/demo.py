@@ -17,8 +17,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from worldline import rpc
 from worldline.cli import render
-from worldline.cli.types import Subparsers
+from worldline.cli.options import Subparsers, add_output_and_tls
 from worldline.client import Block, Client, Play
 from worldline.errors import Precondition
 from worldline.fleet import Fleet
@@ -33,7 +34,7 @@ def register(commands: Subparsers, common: argparse.ArgumentParser) -> None:
     """Add the subcommand."""
     command = commands.add_parser("demo", help="play a session, move it while it plays, compare every block")
     command.add_argument("--target", default="", help="admission, host:port; default: a fleet of its own")
-    command.add_argument("--json", action="store_true", help="print one JSON object")
+    add_output_and_tls(command)
     command.add_argument("--engine", default="window-rewrite")
     command.add_argument("--preset", default="tiny")
     command.add_argument("--blocks", type=int, default=40, help="blocks to play (default 40)")
@@ -86,13 +87,13 @@ def run(options: argparse.Namespace) -> int:
     """Run it; 0 only if nothing differed and the damaged copy was refused."""
     out = Console(quiet=options.json, highlight=False, soft_wrap=True)
     result = Result()
-    with _client(options.target, out) as client:
+    with _client(options.target, options.tls, out) as client:
         _play(client, options, result, out)
         if client.fault_injection():
             _control(client, options, result, out)
     if not result.control:
         out.print(f"\n{options.target} runs without fault injection: the control runs on a fleet of its own")
-        with _client("", out) as client:
+        with _client("", None, out) as client:
             _control(client, options, result, out)
     if options.json:
         render.print_json(result.as_dict())
@@ -104,9 +105,9 @@ def run(options: argparse.Namespace) -> int:
 
 
 @contextlib.contextmanager
-def _client(target: str, out: Console) -> Iterator[Client]:
+def _client(target: str, tls: rpc.Tls | None, out: Console) -> Iterator[Client]:
     if target:
-        with Client(target) as client:
+        with Client(target, tls=tls) as client:
             yield client
         return
     with tempfile.TemporaryDirectory(prefix="worldline-demo-") as directory:

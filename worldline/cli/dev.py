@@ -10,7 +10,7 @@ import threading
 from pathlib import Path
 
 from worldline.cli import render
-from worldline.cli.types import Subparsers
+from worldline.cli.options import Subparsers
 from worldline.fleet import Fleet
 
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from importlib.metadata import entry_points
 
 from worldline import __version__
 from worldline.cli import demo, dev, moving, showing
+from worldline.cli.options import common, tls_of
 from worldline.errors import WorldlineError
 
 GROUP = "worldline.commands"
@@ -24,17 +24,11 @@ def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(prog="worldline", description="Moves live world-model sessions between engine hosts.")
     top.add_argument("--version", action="version", version=f"worldline {__version__}")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    common = argparse.ArgumentParser(add_help=False)
-    common.add_argument(
-        "--target",
-        default=os.environ.get("WORLDLINE_TARGET", "localhost:7400"),
-        help="admission, host:port (default $WORLDLINE_TARGET or localhost:7400)",
-    )
-    common.add_argument("--json", action="store_true", help="print JSON")
+    shared = common()
     for module in (dev, demo, showing, moving):
-        module.register(commands, common)
+        module.register(commands, shared)
     for point in entry_points(group=GROUP):
-        point.load()(commands, common)
+        point.load()(commands, shared)
     return top
 
 
@@ -42,6 +36,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Run one command."""
     options = parser().parse_args(arguments)
     try:
+        options.tls = tls_of(options)
         return int(options.run(options))
     except WorldlineError as error:
         if getattr(options, "json", False):

@@ -9,7 +9,7 @@ from rich.live import Live
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from worldline.cli import render
-from worldline.cli.types import Subparsers
+from worldline.cli.options import Subparsers
 from worldline.client import CLOSED_STATES, Client
 from worldline.v1 import move_pb2
 
@@ -34,7 +34,7 @@ def register(commands: Subparsers, common: argparse.ArgumentParser) -> None:
 
 def run_evaluate(options: argparse.Namespace) -> int:
     """Print the verdict; 0 if ADMIT."""
-    with Client(options.target) as client:
+    with Client(options.target, tls=options.tls) as client:
         answer = client.evaluate(
             options.session,
             options.destination,
@@ -51,7 +51,7 @@ def run_evaluate(options: argparse.Namespace) -> int:
 
 def run_move(options: argparse.Namespace) -> int:
     """Ask, follow, print; 0 if MOVED."""
-    with Client(options.target) as client:
+    with Client(options.target, tls=options.tls) as client:
         move = client.request_move(
             options.session,
             options.destination,
@@ -69,7 +69,7 @@ def run_move(options: argparse.Namespace) -> int:
 
 def run_watch(options: argparse.Namespace) -> int:
     """Follow, print; 0 if MOVED."""
-    with Client(options.target) as client:
+    with Client(options.target, tls=options.tls) as client:
         follow(client.watch(options.move), quiet=options.json)
         move = client.get_move(options.move)
     return _closed(move, options)

@@ -7,7 +7,7 @@ import itertools
 import time
 
 from worldline.cli import render
-from worldline.cli.types import Subparsers
+from worldline.cli.options import Subparsers
 from worldline.client import Client
 
 
@@ -32,7 +32,7 @@ def register(commands: Subparsers, common: argparse.ArgumentParser) -> None:
 
 def hosts(options: argparse.Namespace) -> int:
     """List engine hosts."""
-    with Client(options.target) as client:
+    with Client(options.target, tls=options.tls) as client:
         found = client.hosts()
     if options.json:
         render.print_json([render.as_dict(host) for host in found])
@@ -57,7 +57,7 @@ def hosts(options: argparse.Namespace) -> int:
 
 def sessions(options: argparse.Namespace) -> int:
     """List sessions, by host."""
-    with Client(options.target) as client:
+    with Client(options.target, tls=options.tls) as client:
         found = [(host.registration.host_id, info) for host in client.hosts() for info in host.status.sessions]
     if options.json:
         render.print_json([{"host_id": host_id, **render.as_dict(info)} for host_id, info in found])
@@ -82,7 +82,7 @@ def sessions(options: argparse.Namespace) -> int:
 
 def moves(options: argparse.Namespace) -> int:
     """List moves."""
-    with Client(options.target) as client:
+    with Client(options.target, tls=options.tls) as client:
         found = list(itertools.islice(client.moves(options.session), options.limit))
     if options.json:
         render.print_json([render.as_dict(move) for move in found])
@@ -107,7 +107,7 @@ def moves(options: argparse.Namespace) -> int:
 
 def locate(options: argparse.Namespace) -> int:
     """Where a session lives."""
-    with Client(options.target) as client:
+    with Client(options.target, tls=options.tls) as client:
         where = client.locate(options.session)
     if options.json:
         render.print_json(render.as_dict(where))
@@ -120,7 +120,7 @@ def locate(options: argparse.Namespace) -> int:
 
 def fence_host(options: argparse.Namespace) -> int:
     """Declare an incarnation dead."""
-    with Client(options.target) as client:
+    with Client(options.target, tls=options.tls) as client:
         incarnation = options.incarnation
         if incarnation is None:
             known = {host.registration.host_id: host.registration.incarnation for host in client.hosts()}

@@ -216,11 +216,7 @@ class Tcp:
     name = "tcp"
 
     def __init__(self, data_listen: str, data_host: str = "", congestion: str = "") -> None:
-        """`congestion` names the kernel's congestion control, empty leaves it as it is.
-
-        On loopback "cubic" carried 1.4 times what "bbr" did, because bbr paces; on a real fabric that gain is not
-        there, so choose it for the fabric.
-        """
+        """`congestion` names the kernel's congestion control; empty leaves it as it is."""
         self._congestion = congestion
         self._port = DataPort(data_listen, data_host, congestion)
 
