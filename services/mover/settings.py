@@ -10,7 +10,6 @@ from mover.messages import PlaneConfig
 from mover.transports import NAMES
 from worldline.settings import ID_PATTERN, ServiceSettings
 
-
 _ALLOWED = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control")
 
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from admission.journal import Journal
@@ -298,6 +298,7 @@ def test_what_was_said_after_its_write_survives_a_kill(tmp_path: Path, lines: in
 samples = st.tuples(st.integers(1, 1 << 36), st.floats(1e-6, 100), st.floats(0, 100), st.floats(1e-6, 1000))
 
 
+@settings(deadline=None)
 @given(st.lists(samples, max_size=20))
 def test_a_profile_stays_between_what_was_measured(moves: list[tuple[int, float, float, float]]) -> None:
     path = PathRow("a", "b", "tcp", 1e9, 0.1, 0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from admission.machine import Effect, Event, EventKind, Phase, State, Transition, effects_of, step
@@ -58,6 +58,7 @@ def test_nothing_happens_to_a_closed_move(phase: Phase) -> None:
             step(State(phase), Event(kind))
 
 
+@settings(deadline=None)
 @given(st.lists(st.sampled_from(EventKind), max_size=12))
 def test_a_dead_host_is_never_asked(kinds: list[EventKind]) -> None:
     state = State()

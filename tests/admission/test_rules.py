@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from admission.rules import RULES, Mode, Peer, Question, evaluate
@@ -88,6 +88,7 @@ questions = st.builds(
 ORDER = {Kind.REJECT: 0, Kind.DEFER: 1, Kind.ADMIT: 2}
 
 
+@settings(deadline=None)
 @given(questions)
 def test_a_verdict_is_what_its_clauses_make_it(question: Question) -> None:
     verdict = evaluate(question)
@@ -103,6 +104,7 @@ def test_a_verdict_is_what_its_clauses_make_it(question: Question) -> None:
     assert verdict.failed == tuple(clause for clause in verdict.clauses if clause.verdict is not Kind.ADMIT)
 
 
+@settings(deadline=None)
 @given(questions)
 def test_an_admitted_move_holds_every_inequality(question: Question) -> None:
     if evaluate(question).kind is not Kind.ADMIT:
@@ -134,6 +136,7 @@ def better(question: Question, factor: float, pick: str) -> Question:
     return replace(question, **changes[pick])  # type: ignore[arg-type]
 
 
+@settings(deadline=None)
 @given(
     questions,
     st.floats(1, 100),

@@ -122,10 +122,13 @@ def test_a_setting_that_the_child_refuses_ends_the_start() -> None:
 def test_the_child_dies_with_its_mover(tmp_path: Path) -> None:
     """Also when it is stopped, so that it cannot see its socket close."""
     code = (
-        "import sys, time; from mover.plane import DataPlane; from mover.messages import PlaneConfig\n"
+        "import time; from mover.plane import DataPlane; from mover.messages import PlaneConfig\n"
+        "from worldline import telemetry; telemetry.configure('mover', 'test')  # logs go to stderr\n"
         "plane = DataPlane(PlaneConfig()); plane.start(); print('pid', plane.pid, flush=True); time.sleep(60)"
     )
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as mover:
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as mover:
         assert mover.stdout is not None
         child = next(int(line.split()[1]) for line in mover.stdout if line.startswith("pid"))
         os.kill(child, signal.SIGSTOP)

@@ -17,8 +17,9 @@ STAGES = ("reserve", "freeze", "wire", "verify", "release", "commit")
 
 
 def console() -> Console:
-    """Where people read."""
-    return Console(highlight=False)
+    """Where people read. Into a pipe lines are long rather than folded, so that ids stay whole."""
+    made = Console(highlight=False)
+    return made if made.is_terminal else Console(highlight=False, width=200)
 
 
 def print_json(value: object) -> None:
@@ -57,8 +58,8 @@ def class_name(kind: int) -> str:
 def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
     """A plain table."""
     made = Table(title=title, title_justify="left", header_style="bold", box=None, pad_edge=False)
-    for column in columns:
-        made.add_column(column, overflow="fold")
+    for number, column in enumerate(columns):
+        made.add_column(column, overflow="fold", no_wrap=number == 0)
     for row in rows:
         made.add_row(*row)
     return made
