@@ -63,7 +63,10 @@ class HostRef:
 
 @dataclass(frozen=True, slots=True)
 class StageTimes:
-    """Seconds spent in each stage; `downtime_s` is freeze to playable, `admission_s` admission's own share."""
+    """Seconds spent in each stage; `downtime_s` is freeze to playable, `admission_s` admission's own share.
+
+    `boundary_s` is the part of `freeze_s` in which the session still played, up to its block boundary.
+    """
 
     reserve_s: float = 0.0
     freeze_s: float = 0.0
@@ -73,6 +76,7 @@ class StageTimes:
     commit_s: float = 0.0
     downtime_s: float = 0.0
     admission_s: float = 0.0
+    boundary_s: float = 0.0
 
 
 class FaultKind(enum.IntEnum):

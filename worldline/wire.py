@@ -323,6 +323,7 @@ def stages_to(value: StageTimes) -> move_pb2.StageTimes:
         commit_s=value.commit_s,
         downtime_s=value.downtime_s,
         admission_s=value.admission_s,
+        boundary_s=value.boundary_s,
     )
 
 
@@ -337,6 +338,7 @@ def stages_from(message: move_pb2.StageTimes) -> StageTimes:
         message.commit_s,
         message.downtime_s,
         message.admission_s,
+        message.boundary_s,
     )
 
 

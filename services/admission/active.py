@@ -73,6 +73,7 @@ class ActiveMove:
         self._unwritten = 0
         self._back_off_s = _FIRST_BACK_OFF_S
         self._frozen_at_s: float | None = None
+        self._own_since_s = time.monotonic()
         self._asked: tuple[Phase, float] | None = None
         self._cancel_stall: Callable[[], None] = _nothing
         self._cancel_deadline: Callable[[], None] = _nothing
@@ -169,8 +170,13 @@ class ActiveMove:
 
     def _ask(self, effect: Effect) -> Answer:
         self._hold(_HOLD_BEFORE_ASK.get(effect))
-        if effect is Effect.MOVE:
-            return self._carry()
+        self._show(stages=self._with_own_share())
+        try:
+            return self._carry() if effect is Effect.MOVE else self._ask_host(effect)
+        finally:
+            self._own_since_s = time.monotonic()
+
+    def _ask_host(self, effect: Effect) -> Answer:
         if self._asked is None:
             self._asked = (self.record.phase, time.monotonic())
             stall_s = self._means.settings.stall_s + self._means.effects.expected_s(effect, self.record)
@@ -212,6 +218,7 @@ class ActiveMove:
                 self.record.stages,
                 reserve_s=told.reserve_s,
                 freeze_s=told.freeze_s,
+                boundary_s=told.boundary_s,
                 wire_s=told.wire_s,
                 verify_s=told.verify_s,
             ),
@@ -297,15 +304,22 @@ class ActiveMove:
 
     def _timed(self, kind: EventKind) -> StageTimes:
         """The stage times after an answer."""
-        now_s, stages = time.monotonic(), self.record.stages
+        now_s, stages = time.monotonic(), self._with_own_share()
         asked_s = now_s - self._asked[1] if self._asked else 0.0
         if kind in (EventKind.GRANTED, EventKind.RESUMED):
             return replace(stages, release_s=asked_s)
         if kind in (EventKind.COMMITTED, EventKind.COMMIT_REFUSED):
             return replace(stages, commit_s=asked_s)
         if kind is EventKind.ACTIVATED and self._frozen_at_s is not None:
-            return replace(stages, downtime_s=now_s - self._frozen_at_s)
+            frozen_before_s = max(0.0, stages.freeze_s - stages.boundary_s)
+            return replace(stages, downtime_s=now_s - self._frozen_at_s + frozen_before_s)
         return stages
+
+    def _with_own_share(self) -> StageTimes:
+        """The stage times, with what admission itself has spent since it was last counted."""
+        now_s, stages = time.monotonic(), self.record.stages
+        own_s, self._own_since_s = now_s - self._own_since_s, now_s
+        return replace(stages, admission_s=stages.admission_s + own_s)
 
     def _hold(self, name: str | None) -> None:
         seconds = self._holds.take(name) if name else 0.0
@@ -314,12 +328,14 @@ class ActiveMove:
         self._show(stage=f"hold:{name}")
         with self._changed:
             self._changed.wait_for(lambda: bool(self._mailbox) or self._stopped, seconds)
+            self._own_since_s = time.monotonic()
             if self._stopped:
                 raise Interrupted
 
     def _back_off(self) -> None:
         with self._changed:
             self._changed.wait_for(lambda: bool(self._mailbox) or self._stopped, self._back_off_s)
+            self._own_since_s = time.monotonic()
         self._back_off_s = min(2 * self._back_off_s, _LONGEST_BACK_OFF_S)
 
     def _show(self, **progress: object) -> None:

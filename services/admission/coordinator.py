@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+import time
+from dataclasses import replace
 
 from admission.active import ActiveMove, Means, cannot_cancel
 from admission.effects import Route
@@ -22,8 +24,8 @@ class Coordinator:
         self._lock = threading.Lock()
         self._active: dict[str, tuple[ActiveMove, threading.Thread]] = {}
 
-    def open(self, record: MoveRecord, lease: Lease, route: Route) -> MoveRecord:
-        """Journal a new move and its lease, and start it.
+    def open(self, record: MoveRecord, lease: Lease, route: Route, asked_s: float) -> MoveRecord:
+        """Journal a new move and its lease, and start it. `asked_s`: when it was asked for, monotonic seconds.
 
         Raises:
             Exhausted: too many open moves. Owned: another move has the session. SessionLost: it is lost by now.
@@ -36,6 +38,7 @@ class Coordinator:
                     retry_after_s=1.0,
                 )
         record = self._means.journal.add_move(record, lease)
+        record = replace(record, stages=replace(record.stages, admission_s=time.monotonic() - asked_s))
         self.start(record, route)
         # Whoever died between the decision and now was not told of this move.
         for host in (record.source, record.destination):

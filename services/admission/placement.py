@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 
 from admission.fleet import Fleet, Host
@@ -38,20 +39,28 @@ class Placer:
             require_same(known.request_digest, digested, request.request_id)
             if not self.fleet.dead(known.host_id, known.incarnation):
                 return self._create(self.fleet.host(known.host_id), request, budget_s)
-        full: Exhausted | None = None
-        for host in self._candidates(request):
-            self.journal.place(PlacementRow(request.request_id, digested, host.host_id, host.facts.incarnation))
-            try:
-                return self._create(host, request, budget_s)
-            except Exhausted as error:
-                full = error
-        assert full is not None
-        raise full
+        *others, last = self._candidates(request)
+        for host in others:
+            with suppress(Exhausted):  # the next one may have room
+                return self._create_on(host, request, digested, budget_s)
+        return self._create_on(last, request, digested, budget_s)
+
+    def _create_on(
+        self, host: Host, request: pb.PlaceSessionRequest, digested: bytes, budget_s: float
+    ) -> pb.PlaceSessionResponse:
+        self.journal.place(PlacementRow(request.request_id, digested, host.host_id, host.facts.incarnation))
+        return self._create(host, request, budget_s)
 
     def _candidates(self, request: pb.PlaceSessionRequest) -> list[Host]:
         """Hosts that may take the session, most free bytes first; at least one."""
         wanted = f"{request.engine}/{request.preset}"
         hosts = [self.fleet.host(request.host_id)] if request.host_id else self.fleet.hosts()
+        if not hosts:
+            raise Unavailable(
+                "no engine host has joined yet; ask again when one has",
+                reason="NO_READY_HOST",
+                retry_after_s=self.settings.heartbeat_s,
+            )
         serving = [host for host in hosts if wanted in host.facts.presets]
         if not serving:
             offered = sorted({name for host in hosts for name in host.facts.presets})

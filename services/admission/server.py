@@ -101,7 +101,7 @@ class AdmissionService(pb_grpc.AdmissionServiceServicer):
         return pb.RequestMoveResponse(move=move_to(record))
 
     def _decide_and_open(self, request_id: str, digested: bytes, ask: Ask, faults: tuple[Fault, ...]) -> MoveRecord:
-        move_id = str(uuid.uuid4())
+        asked_s, move_id = time.monotonic(), str(uuid.uuid4())
         carrier = telemetry.inject()
         decision = self._decide(ask, move_id)
         record = self._record(move_id, request_id, digested, ask, decision, carrier.get("traceparent", ""))
@@ -112,7 +112,7 @@ class AdmissionService(pb_grpc.AdmissionServiceServicer):
         route = decision.route.with_faults(faults)
         ends_s = record.requested_at_s + decision.verdict.predicted_s
         lease = Lease(move_id, decision.destination.host_id, record.state_bytes, record.requested_at_s, ends_s)
-        return self._parts.coordinator.open(record, lease, route)
+        return self._parts.coordinator.open(record, lease, route, asked_s)
 
     def _decide(self, ask: Ask, move_id: str) -> Decision:
         with telemetry.span("admission.decide", {"session.id": ask.session_id, "move.id": move_id}) as span:

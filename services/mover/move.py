@@ -16,8 +16,8 @@ from mover.regions import fetched
 from mover.running import CALL_S, DATA_PLANE, Running, require_manifest, reserve_s
 from mover.stop import deadline_passed
 from worldline import telemetry, wire
-from worldline.errors import Mismatch, WorldlineError
-from worldline.move import Fault, FaultKind, Fence, HostRef, StageTimes
+from worldline.errors import BadRequest, Mismatch, WorldlineError
+from worldline.move import TOKEN_BYTES, Fault, FaultKind, Fence, HostRef, StageTimes
 from worldline.plan import Plan
 from worldline.receipt import Receipt, Side
 from worldline.transport import Terms
@@ -25,6 +25,7 @@ from worldline.v1 import mover_service_pb2 as pb
 
 # When a stream breaks, the destination's own error says why, and is about to come.
 _VERDICT_S = 1.0
+_MAX_ENDPOINT_CHARS = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +106,7 @@ class SourceMove:
             with self._stage("freeze"):
                 frozen = self._freeze(registered, start)
             froze = time.monotonic()
-            self._time(freeze_s=froze - start)
+            self._time(freeze_s=froze - start, boundary_s=min(frozen.boundary_s, froze - start))
 
             with self._stage("wire"):
                 outcome = self._carry(job, peer)
@@ -150,6 +151,12 @@ class SourceMove:
             with self._watch.during(DATA_PLANE, reserve_s(layout.region_bytes)):
                 job.map(self._stop, descriptor, layout.region_bytes, writable=False)
         ready = peer.ready()
+        if len(ready.token) != TOKEN_BYTES or not 0 < len(ready.endpoint) <= _MAX_ENDPOINT_CHARS:
+            raise BadRequest(
+                f"the destination's mover is ready with a token of {len(ready.token)} bytes and an endpoint of "
+                f"{len(ready.endpoint)} characters; {TOKEN_BYTES} and 1 to {_MAX_ENDPOINT_CHARS} are right",
+                reason="BAD_READY",
+            )
         terms = Terms(
             order.fence.move_id,
             ready.token,

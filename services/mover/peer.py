@@ -18,6 +18,9 @@ from worldline.v1 import mover_service_pb2 as pb
 from worldline.v1.mover_service_pb2_grpc import MoverServiceStub
 
 WHO = "destination's mover"
+_GOODBYE_S = 1.0
+# Signs of life are not sent more often than this, whatever a plan says.
+_MIN_BEAT_S = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +101,11 @@ class Peer:
         self._watch.forget(WHO)
         with self._changed:
             self._closing = True
+            finished = self._verified is not None
         self._outbox.end()
         if self._call is not None and self._thread is not None:
+            if finished:
+                self._thread.join(_GOODBYE_S)  # it ends the call itself: no cancelled call in its traces
             self._call.cancel()  # type: ignore[no-untyped-call]
             self._thread.join()
 
@@ -138,7 +144,7 @@ class Peer:
 
 def beat_every(no_progress_s: float) -> float:
     """Seconds between signs of life, so that several fit into the bound."""
-    return min(0.5, no_progress_s / 5)
+    return max(_MIN_BEAT_S, min(0.5, no_progress_s / 5))
 
 
 def _ended() -> Unavailable:

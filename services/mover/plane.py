@@ -168,12 +168,16 @@ class DataPlane:
         while True:
             try:
                 message, _ = pipe.receive()
+                with self._lock:
+                    job = self._jobs.get(Fields(message).whole("job"))
+                if job is not None:
+                    job.hear(message)
             except (EOFError, OSError):
                 return
-            with self._lock:
-                job = self._jobs.get(Fields(message).whole("job"))
-            if job is not None:
-                job.hear(message)
+            except Exception:
+                # A child that cannot be understood is not trusted with memory: it is replaced.
+                telemetry.log("mover").error("data_plane_not_understood", exc_info=True)
+                return
 
     def _lost(self, status: int) -> None:
         with self._lock:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from mover.descriptors import receive_with_descriptor
@@ -28,7 +28,12 @@ def fetched(regions_dir: Path, host_id: str, ticket: bytes, stop: Stop, timeout_
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connected:
             connected.settimeout(timeout_s)
-            with stop.waking(lambda: connected.shutdown(socket.SHUT_RDWR)):
+
+            def wake() -> None:
+                with suppress(OSError):  # not connected yet: then its time-out ends it
+                    connected.shutdown(socket.SHUT_RDWR)
+
+            with stop.waking(wake):
                 connected.connect(str(path))
                 connected.sendall(ticket)
                 answer, descriptor = receive_with_descriptor(connected, 1)

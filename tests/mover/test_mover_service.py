@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import grpc
+import psutil
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from mover_fakes import EPOCH, SESSION, FakeHost, MoverProcess, Pair, moved, plan, request, until
@@ -380,6 +381,35 @@ def test_faults_are_refused_where_they_are_off(tmp_path: Path, pair: Pair, hosts
         assert error.value.reason == "FAULT_INJECTION_OFF"
     finally:
         assert quiet.close() == 0
+
+
+@pytest.mark.slow
+def test_many_moves_leave_nothing(pair: Pair, hosts: Hosts) -> None:
+    """Descriptors, threads and memory of all four processes stay as they are; every third move fails."""
+
+    def held() -> list[tuple[int, int]]:
+        until("both movers are idle", lambda: pair.a.idle() and pair.b.idle())
+        pids = [pid for mover in (pair.a, pair.b) for pid in (mover.process.pid, mover.status().data_plane_pid)]
+        return [(psutil.Process(pid).num_fds(), psutil.Process(pid).num_threads()) for pid in pids]
+
+    def some(count: int) -> None:
+        for number in range(count):
+            faults = (Fault(FaultKind.FLIP, chunk=number % 16, times=number % 3),)
+            if number % 3:
+                moved(pair.a, request(*hosts, pair.b.address, plan(), faults))
+                assert hosts[1].slot_bytes() == hosts[0].content
+            else:
+                with pytest.raises(DataLoss):
+                    moved(pair.a, request(*hosts, pair.b.address, plan(), faults))
+
+    some(30)  # gRPC's own pools are full after a few
+    before = held()
+    some(90)
+    until(f"what is held is as before: {before}", lambda: all(map(_at_most, held(), before)))
+
+
+def _at_most(now: tuple[int, int], before: tuple[int, int]) -> bool:
+    return now[0] <= before[0] + 2 and now[1] <= before[1] + 4
 
 
 @pytest.mark.slow

@@ -332,6 +332,7 @@ class StageTimes(_message.Message):
     COMMIT_S_FIELD_NUMBER: _builtins.int
     DOWNTIME_S_FIELD_NUMBER: _builtins.int
     ADMISSION_S_FIELD_NUMBER: _builtins.int
+    BOUNDARY_S_FIELD_NUMBER: _builtins.int
     reserve_s: _builtins.float
     """Reserving: slot, prefault, connections. The session plays on."""
     freeze_s: _builtins.float
@@ -348,6 +349,8 @@ class StageTimes(_message.Message):
     """Freeze to playable: what the player may feel."""
     admission_s: _builtins.float
     """Admission's own share: deciding and journaling, without waiting for anybody."""
+    boundary_s: _builtins.float
+    """Of `freeze_s`: waiting for the block boundary, while the session still played."""
     def __init__(
         self,
         *,
@@ -359,10 +362,11 @@ class StageTimes(_message.Message):
         commit_s: _builtins.float = ...,
         downtime_s: _builtins.float = ...,
         admission_s: _builtins.float = ...,
+        boundary_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admission_s", b"admission_s", "commit_s", b"commit_s", "downtime_s", b"downtime_s", "freeze_s", b"freeze_s", "release_s", b"release_s", "reserve_s", b"reserve_s", "verify_s", b"verify_s", "wire_s", b"wire_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admission_s", b"admission_s", "boundary_s", b"boundary_s", "commit_s", b"commit_s", "downtime_s", b"downtime_s", "freeze_s", b"freeze_s", "release_s", b"release_s", "reserve_s", b"reserve_s", "verify_s", b"verify_s", "wire_s", b"wire_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

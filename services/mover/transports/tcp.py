@@ -238,6 +238,7 @@ class Tcp:
 def bound_waits(connected: socket.socket, no_progress_s: float) -> None:
     """Have the kernel end each wait of a blocking call after `no_progress_s`."""
     connected.settimeout(None)
-    bound = struct.pack("@ll", int(no_progress_s), int(no_progress_s % 1 * 1e6))
+    bound_us = max(1, round(no_progress_s * 1e6))  # 0 would mean no bound
+    bound = struct.pack("@ll", *divmod(bound_us, 1_000_000))
     connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, bound)
     connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, bound)
