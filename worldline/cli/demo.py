@@ -155,9 +155,9 @@ def _play(client: Client, options: argparse.Namespace, result: Result, out: Cons
                 running = background.submit(client.move, moved.session_id, destination, timeout_s=PATIENCE_S)
                 done += 1
             last = _step(play, reference, result, out)
-        if last is not None:
+        if last is not None and out.is_terminal:
             pictures = Table.grid(padding=(0, 4))
-            pictures.add_row(f"moved {play.moves} times, now on {play.host_id}", "never moved")
+            pictures.add_row(f"moved, now on {play.host_id}", "never moved")
             pictures.add_row(*(render.picture(block) for block in last))
             out.print("\nlast frame", pictures)
     for session in (moved, twin):
