@@ -22,7 +22,7 @@ dev: $(READY)
 	$(BIN)/worldline dev
 
 test: $(READY)
-	$(BIN)/python -m pytest -m 'not slow and not compose and not cuda and not rdma'
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m 'not slow and not compose and not cuda and not rdma'
 
 test-slow: $(READY)
 	$(BIN)/python -m pytest -m 'slow and not compose and not cuda and not rdma' --timeout 600

@@ -166,9 +166,12 @@ class Job:
             self._require_wanted()
         checks = Checks(region.view, self._chunks)
         lane = lane_for(plan.placement, checks, self._lane_threads) if self._verified else Unverified(checks)
-        receiving = Receiving(checks, lane, self._incoming, deadline - time.monotonic())
-        self._begin(receiving)
-        received = receiving.run(lambda: tick(Progress(receiving.landed_bytes, receiving.retried_chunks)))
+        try:
+            receiving = Receiving(checks, lane, self._incoming, deadline - time.monotonic())
+            self._begin(receiving)
+            received = receiving.run(lambda: tick(Progress(receiving.landed_bytes, receiving.retried_chunks)))
+        finally:
+            lane.close()
         tick(Progress(receiving.landed_bytes, receiving.retried_chunks))
         return Outcome(
             received.crcs,

@@ -11,7 +11,7 @@ import struct
 import threading
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TypeAlias
 
 from mover.descriptors import receive_with_descriptor
@@ -120,7 +120,7 @@ class Outcome:
     retried_chunks: int
     wire_s: float
     verify_s: float
-    traceparents: tuple[str, ...] = field(default=())
+    traceparents: tuple[str, ...] = ()
 
 
 def plan_to(plan: Plan) -> Message:

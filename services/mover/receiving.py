@@ -32,7 +32,7 @@ class Receiving:
     """One move's receiving half. `landed_bytes` and `retried_chunks` may be read while `run` runs."""
 
     def __init__(self, checks: Checks, lane: Lane, links: Sequence[ReceiveLink], remaining_s: float) -> None:
-        """`remaining_s` is what is left of the deadline: a second round that cannot fit is not asked for."""
+        """`lane` stays the caller's to close. A second round that cannot fit into `remaining_s` is not asked for."""
         self.landed_bytes = 0
         self.retried_chunks = 0
         self._checks = checks
@@ -73,8 +73,6 @@ class Receiving:
         except BaseException:
             self._close()
             raise
-        finally:
-            self._lane.close()
 
     def cancel(self) -> None:
         """Make `run` end soon. Any thread."""

@@ -6,6 +6,8 @@ import json
 import subprocess
 import sys
 
+import pytest
+
 from worldline.client import Client
 from worldline.fleet import Fleet
 
@@ -41,6 +43,7 @@ def test_against_a_running_fleet(fleet: Fleet) -> None:
         assert all(len(host.status.sessions) == 0 or host.ready for host in client.hosts())
 
 
+@pytest.mark.slow
 def test_with_a_fleet_of_its_own() -> None:
     status, printed = demo("--blocks", "8", "--moves", "1")
     assert status == 0, printed

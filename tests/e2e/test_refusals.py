@@ -149,6 +149,7 @@ def test_live_moves_are_evaluated_not_executed(small: Client, session: Session) 
         small.admission.RequestMove(request, timeout=10)
 
 
+@pytest.mark.slow
 def test_to_a_dead_host(own_fleet: Fleet) -> None:
     with Client(own_fleet.target) as client:
         session = client.place("window-rewrite", "tiny", 1, host_id="host-a")
@@ -161,6 +162,7 @@ def test_to_a_dead_host(own_fleet: Fleet) -> None:
         }
 
 
+@pytest.mark.slow
 def test_between_mismatched_hosts(tmp_path_factory: pytest.TempPathFactory) -> None:
     options = {"host-b": {"torch_threads": 2}}
     with (

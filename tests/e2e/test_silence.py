@@ -64,6 +64,7 @@ def test_a_destination_silent_after_the_grant_stalls_and_completes_when_it_wakes
             assert play.host_id == "host-b"
 
 
+@pytest.mark.slow
 def test_a_silent_destination_that_is_fenced_gives_the_session_back(own_fleet: Fleet) -> None:
     with Client(own_fleet.target) as client:
         reference = Reference(client, "host-a")
@@ -88,6 +89,7 @@ def test_a_silent_destination_that_is_fenced_gives_the_session_back(own_fleet: F
         until("the fenced host ends", lambda: not own_fleet.members["host-b"].running)
 
 
+@pytest.mark.slow
 def test_a_silent_source_that_wakes_too_late_plays_on_and_the_copy_is_dropped(own_fleet: Fleet) -> None:
     with Client(own_fleet.target) as client:
         reference = Reference(client, "host-b")
@@ -107,6 +109,7 @@ def test_a_silent_source_that_wakes_too_late_plays_on_and_the_copy_is_dropped(ow
             assert play.host_id == ("host-b" if move.state == MOVED else "host-a")
 
 
+@pytest.mark.slow
 def test_a_silent_source_that_is_fenced_loses_the_session_and_never_promotes_a_copy(own_fleet: Fleet) -> None:
     with Client(own_fleet.target) as client:
         session = client.place("window-rewrite", "tiny", 42, host_id="host-a")

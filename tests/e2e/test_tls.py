@@ -34,6 +34,7 @@ def tls(tmp_path_factory: pytest.TempPathFactory) -> rpc.Tls:
     return rpc.Tls(at / "cert.pem", at / "key.pem", at / "ca.pem")
 
 
+@pytest.mark.slow
 def test_a_move_under_mtls(tls: rpc.Tls, tmp_path: Path) -> None:
     with Fleet(tmp_path / "fleet", TWO_NODES, tls=tls) as fleet:
         with Client(fleet.target, tls=tls) as client:

@@ -24,7 +24,7 @@ from worldline.contract import Contract, ContractClass, Tier
 from worldline.errors import WorldlineError
 from worldline.layout import Layout, Leaf, LeafKind
 from worldline.manifest import Descriptor, Fingerprint, Manifest
-from worldline.move import Fault, Fence, HostRef, new_token
+from worldline.move import Fault, Fence, HostRef
 from worldline.plan import Placement, Plan
 from worldline.receipt import Receipt, Side, whole_crc
 from worldline.settings import ServiceSettings
@@ -299,8 +299,3 @@ def moved(mover: MoverProcess, message: pb.MoveRequest, timeout_s: float = 30.0)
     """Every message of a move. Raises our errors."""
     with rpc.calling("mover"):
         return list(mover.stub.Move(message, timeout=timeout_s))
-
-
-def token() -> bytes:
-    """A secret nobody expects."""
-    return new_token()

@@ -13,8 +13,9 @@ from contextlib import suppress
 
 import pytest
 
+from mover.transports import tcp_port
 from mover.transports.tcp import Tcp
-from mover.transports.tcp_port import GREETING, GREETING_S, MAGIC, MAX_GREETING, VERSION
+from mover.transports.tcp_port import GREETING, MAGIC, MAX_GREETING, VERSION
 from worldline.errors import BadRequest, Exhausted, TimedOut, Unavailable
 from worldline.move import new_token
 from worldline.plan import Placement, Plan
@@ -23,7 +24,14 @@ from worldline.transport import Listener, Terms
 pytestmark = pytest.mark.usefixtures("no_leaks")
 
 SIZE_BYTES = 1 << 16
+GREETING_S = 0.5
+PATIENT_S = 20.0
 CHUNKS = Plan("tcp", 4096, 1, Placement.PIPELINED, 20, 20, 20).chunks(SIZE_BYTES)
+
+
+@pytest.fixture(autouse=True)
+def _quick_greeting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tcp_port, "GREETING_S", GREETING_S)
 
 
 @pytest.fixture
@@ -58,8 +66,8 @@ def greeting(terms: Terms, **changes: object) -> bytes:
 
 def connect(listener: Listener) -> socket.socket:
     host, _, port = listener.endpoint.rpartition(":")
-    connected = socket.create_connection((host, int(port)), timeout=GREETING_S * 4)
-    connected.settimeout(GREETING_S * 4)
+    connected = socket.create_connection((host, int(port)), timeout=PATIENT_S)
+    connected.settimeout(PATIENT_S)
     return connected
 
 

@@ -14,6 +14,7 @@ import psutil
 import pytest
 from mover_fakes import until
 
+from mover import plane as plane_module
 from mover.messages import PlaneConfig
 from mover.plane import DataPlane
 from mover.probe import probe
@@ -76,8 +77,11 @@ def test_a_child_that_dies_is_replaced(plane: DataPlane, descriptor: int) -> Non
     probe(plane, "tcp")
 
 
-def test_a_child_that_does_not_unmap_is_killed(plane: DataPlane, descriptor: int) -> None:
+def test_a_child_that_does_not_unmap_is_killed(
+    plane: DataPlane, descriptor: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A stopped child could write into the slot when it wakes: it never does."""
+    monkeypatch.setattr(plane_module, "CLOSE_S", 0.3)
     job = plane.open()
     job.map(Stop(), descriptor, 1 << 20, writable=True)
     before = plane.pid
