@@ -20,6 +20,7 @@ from functools import partial
 
 from mover.job import Job
 from mover.memory import Region, address_of
+from mover.settings import default_congestion
 from mover.transports import TransportConfig, open_transports
 from worldline.plan import Chunk, Plan
 from worldline.transport import Terms, Transport
@@ -35,6 +36,9 @@ def memory(size_bytes: int) -> int:
 
 
 _MOVE_ID = str(uuid.UUID(int=0))
+CONGESTION = default_congestion()
+# A stream names itself by this many bytes: fewer, and the kernel's copies of all that follows are unaligned.
+PREFIX_BYTES = 64
 
 
 class Bare:
@@ -44,23 +48,32 @@ class Bare:
         self._region = region
         self._shares = [chunks[stream::streams] for stream in range(streams)]
 
+    @staticmethod
+    def _tune(link: socket.socket) -> None:
+        """The same congestion control as the mover's, so that the link is the same."""
+        if CONGESTION:
+            link.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, CONGESTION.encode())
+
     def send(self, port: int) -> None:
         """Send all; returns when the receiver has said that all is there."""
 
-        def stream(share: Sequence[Chunk]) -> None:
+        def stream(number: int, share: Sequence[Chunk]) -> None:
             with socket.create_connection(("127.0.0.1", port)) as link:
+                self._tune(link)
+                link.sendall(bytes([number]) * PREFIX_BYTES)
                 for chunk in share:
                     link.sendall(self._region[chunk.offset : chunk.offset + chunk.size_bytes])
                 link.recv(1)
 
-        _together([partial(stream, share) for share in self._shares])
+        _together([partial(stream, number, share) for number, share in enumerate(self._shares)])
 
     def receive(self, listener: socket.socket) -> None:
         """Receive all."""
 
-        def stream(link: socket.socket, share: Sequence[Chunk]) -> None:
+        def stream(link: socket.socket) -> None:
             with link:
-                for chunk in share:
+                self._tune(link)
+                for chunk in self._shares[link.recv(PREFIX_BYTES, socket.MSG_WAITALL)[0]]:
                     link.recv_into(
                         self._region[chunk.offset : chunk.offset + chunk.size_bytes],
                         chunk.size_bytes,
@@ -69,7 +82,7 @@ class Bare:
                 link.sendall(b"\x01")
 
         links = [listener.accept()[0] for _ in self._shares]
-        _together([partial(stream, link, share) for link, share in zip(links, self._shares, strict=True)])
+        _together([partial(stream, link) for link in links])
 
 
 def _together(work: Sequence[Callable[[], object]]) -> None:
@@ -169,7 +182,7 @@ class Arms:
 
 
 def _transports() -> Mapping[str, Transport]:
-    return open_transports(("tcp",), TransportConfig())
+    return open_transports(("tcp",), TransportConfig(congestion=CONGESTION))
 
 
 def _encoded(plan: Plan) -> str:

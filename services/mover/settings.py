@@ -13,7 +13,7 @@ from worldline.settings import ID_PATTERN, ServiceSettings
 _ALLOWED = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control")
 
 
-def _default_congestion() -> str:
+def default_congestion() -> str:
     """Cubic carried 1.4 times what bbr did over loopback, where pacing only costs; a fabric may want another."""
     try:
         return "cubic" if "cubic" in _ALLOWED.read_text().split() else ""
@@ -33,7 +33,7 @@ class MoverSettings(ServiceSettings):
     transports: str = Field(",".join(NAMES), description="transports to offer, separated by commas")
     max_receives: int = Field(4, ge=1, le=64, description="moves that may come in at the same time")
     congestion: str = Field(
-        default_factory=_default_congestion,
+        default_factory=default_congestion,
         pattern=r"^[a-z0-9_]{0,15}$",
         description="TCP congestion control; cubic where this process may choose it; empty: the kernel's",
     )
