@@ -163,8 +163,8 @@ def test_the_data_port_takes_nothing_from_strangers(fleet: Fleet, client: Client
                     stranger.shutdown(socket.SHUT_WR)
                     while stranger.recv(4096):
                         pass
-            except (ConnectionError, BrokenPipeError):
-                pass
+            except OSError:
+                pass  # it was closed before all was said
     reference = Reference(client, "host-a")
     session = client.place("window-rewrite", "tiny", 42, host_id="host-a")
     with client.play(session, with_state_crc=True) as play:

@@ -75,8 +75,11 @@ def test_one_trace_a_move(receiver: tuple[Receiver, str], tmp_path_factory: pyte
 
         wanted = STAGES | {"admission.decide", "mover.move"}
         until(f"spans {wanted} are exported", lambda: wanted <= names())
-        services = {service for service, _, _ in collected.of(move.trace_id)}
-        assert services >= {"worldline-admission", "worldline-mover", "worldline-enginehost"}
+        services = {"worldline-admission", "worldline-mover", "worldline-enginehost"}
+        until(
+            f"{services} have exported",
+            lambda: services <= {service for service, _, _ in collected.of(move.trace_id)},
+        )
         moves = {
             attributes["worldline.move.id"]
             for _, _, attributes in collected.of(move.trace_id)

@@ -677,6 +677,7 @@ class EngineHostRegistration(_message.Message):
     FINGERPRINT_FIELD_NUMBER: _builtins.int
     ENGINES_FIELD_NUMBER: _builtins.int
     BUDGET_BYTES_FIELD_NUMBER: _builtins.int
+    INSTANCE_ID_FIELD_NUMBER: _builtins.int
     host_id: _builtins.str
     """Engine host, 1 to 64 of [a-z0-9-]."""
     incarnation: _builtins.int
@@ -689,6 +690,8 @@ class EngineHostRegistration(_message.Message):
     """Mover beside it."""
     budget_bytes: _builtins.int
     """Bytes it may use for slots."""
+    instance_id: _builtins.str
+    """Random id of this process, 32 hex digits: tells two processes apart that claim to be the same incarnation."""
     @_builtins.property
     def fingerprint(self) -> _contract_pb2.Fingerprint:
         """Fingerprint of its device and software."""
@@ -708,10 +711,11 @@ class EngineHostRegistration(_message.Message):
         fingerprint: _contract_pb2.Fingerprint | None = ...,
         engines: _abc.Iterable[_builtins.str] | None = ...,
         budget_bytes: _builtins.int = ...,
+        instance_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["fingerprint", b"fingerprint"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["budget_bytes", b"budget_bytes", "cluster_address", b"cluster_address", "engines", b"engines", "fingerprint", b"fingerprint", "host_id", b"host_id", "incarnation", b"incarnation", "mover_id", b"mover_id", "public_address", b"public_address"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["budget_bytes", b"budget_bytes", "cluster_address", b"cluster_address", "engines", b"engines", "fingerprint", b"fingerprint", "host_id", b"host_id", "incarnation", b"incarnation", "instance_id", b"instance_id", "mover_id", b"mover_id", "public_address", b"public_address"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -814,10 +818,13 @@ class HeartbeatEngineHostRequest(_message.Message):
     HOST_ID_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
     STATUS_FIELD_NUMBER: _builtins.int
+    INSTANCE_ID_FIELD_NUMBER: _builtins.int
     host_id: _builtins.str
     """Engine host."""
     incarnation: _builtins.int
     """Incarnation."""
+    instance_id: _builtins.str
+    """Random id of this process, as registered."""
     @_builtins.property
     def status(self) -> Global___EngineHostStatus:
         """Status."""
@@ -828,10 +835,11 @@ class HeartbeatEngineHostRequest(_message.Message):
         host_id: _builtins.str = ...,
         incarnation: _builtins.int = ...,
         status: Global___EngineHostStatus | None = ...,
+        instance_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["status", b"status"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["host_id", b"host_id", "incarnation", b"incarnation", "status", b"status"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["host_id", b"host_id", "incarnation", b"incarnation", "instance_id", b"instance_id", "status", b"status"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -876,10 +884,13 @@ class MoverRegistration(_message.Message):
     MOVER_ID_FIELD_NUMBER: _builtins.int
     ADDRESS_FIELD_NUMBER: _builtins.int
     TRANSPORTS_FIELD_NUMBER: _builtins.int
+    MAX_RECEIVES_FIELD_NUMBER: _builtins.int
     mover_id: _builtins.str
     """Mover, 1 to 64 of [a-z0-9-]."""
     address: _builtins.str
     """Control address, host:port."""
+    max_receives: _builtins.int
+    """Moves it takes in at the same time; 0: not told."""
     @_builtins.property
     def transports(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Transports it truly has."""
@@ -890,10 +901,11 @@ class MoverRegistration(_message.Message):
         mover_id: _builtins.str = ...,
         address: _builtins.str = ...,
         transports: _abc.Iterable[_builtins.str] | None = ...,
+        max_receives: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "mover_id", b"mover_id", "transports", b"transports"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "max_receives", b"max_receives", "mover_id", b"mover_id", "transports", b"transports"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
