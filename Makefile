@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 # Where torch's CPU wheel comes from, if not from pip's own configuration; see docs/dependencies.md.
 PIP_ARGS ?=
 
-.PHONY: setup demo dev test test-slow test-compose lint types proto bench clean
+.PHONY: setup demo dev test test-slow test-compose test-rdma test-rdma-endurance lint types proto bench bench-rdma clean
 
 setup: $(READY)
 
@@ -30,6 +30,14 @@ test-slow: $(READY)
 test-compose: $(READY)
 	$(BIN)/python -m pytest -m compose --timeout 1500 tests/compose
 
+# On this machine's verbs device, or in an emulated machine that has two (which needs root and Debian's packages).
+test-rdma: $(READY)
+	bash tests/rdma/run.sh $(abspath $(BIN))/python -m pytest -m rdma -p no:cacheprovider --timeout 600 tests/rdma
+
+test-rdma-endurance: $(READY)
+	RDMA_ABORTS=1000 bash tests/rdma/run.sh $(abspath $(BIN))/python -m pytest -m rdma -p no:cacheprovider \
+		--timeout 800 -k aborted tests/rdma
+
 lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -41,6 +49,10 @@ types: $(READY)
 
 proto: $(READY)
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python tools/protos.py
+
+bench-rdma: $(READY)
+	bash tests/rdma/run.sh $(abspath $(BIN))/python -m benchmarks.rdma --copy-to /exchange/out
+	if [ -e build/rdma-lab/out/rdma.json ]; then cp build/rdma-lab/out/rdma.json benchmarks/results/; fi
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks.moving

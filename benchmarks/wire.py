@@ -49,8 +49,9 @@ class Bare:
         self._shares = [chunks[stream::streams] for stream in range(streams)]
 
     @staticmethod
-    def _tune(link: socket.socket) -> None:
-        """The same congestion control as the mover's, so that the link is the same."""
+    def tune(link: socket.socket) -> None:
+        """The mover's socket options, before the handshake as there, so that the link is the same."""
+        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if CONGESTION:
             link.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, CONGESTION.encode())
 
@@ -58,8 +59,9 @@ class Bare:
         """Send all; returns when the receiver has said that all is there."""
 
         def stream(number: int, share: Sequence[Chunk]) -> None:
-            with socket.create_connection(("127.0.0.1", port)) as link:
-                self._tune(link)
+            with socket.socket() as link:
+                self.tune(link)
+                link.connect(("127.0.0.1", port))
                 link.sendall(bytes([number]) * PREFIX_BYTES)
                 for chunk in share:
                     link.sendall(self._region[chunk.offset : chunk.offset + chunk.size_bytes])
@@ -72,7 +74,6 @@ class Bare:
 
         def stream(link: socket.socket) -> None:
             with link:
-                self._tune(link)
                 for chunk in self._shares[link.recv(PREFIX_BYTES, socket.MSG_WAITALL)[0]]:
                     link.recv_into(
                         self._region[chunk.offset : chunk.offset + chunk.size_bytes],
@@ -201,6 +202,7 @@ def main(size_bytes: int) -> None:
         plan = plan_from(state_pb2.Plan.FromString(bytes.fromhex(command["plan"])))
         if command["arm"] == "bare":
             with socket.create_server(("127.0.0.1", 0)) as listener:
+                Bare.tune(listener)
                 print(json.dumps({"endpoint": str(listener.getsockname()[1])}), flush=True)
                 Bare(region.view, plan.chunks(size_bytes), plan.streams).receive(listener)
             continue

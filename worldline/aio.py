@@ -17,8 +17,8 @@ import grpc.aio
 
 from worldline import rpc, telemetry, wire
 from worldline.contract import Contract
-from worldline.errors import DataLoss, NotFound, SessionLost, TimedOut, Unavailable, WorldlineError
-from worldline.playing import Block, Deliver, Output, Player, Send, Session
+from worldline.errors import DataLoss, NotFound, SessionLost, TimedOut, Unavailable, WorldlineError, WrongState
+from worldline.playing import Block, Deliver, Output, Player, Send, Session, ends_play, pause_s, still_arriving
 from worldline.v1 import admission_service_pb2 as pb
 from worldline.v1 import engine_host_service_pb2 as host_pb
 from worldline.v1 import move_pb2
@@ -102,22 +102,40 @@ class AsyncClient:
             pass
         return await self.get_move(move_id)
 
-    async def play(self, session: Session, *, with_state_crc: bool = False, patience_s: float = 60.0) -> AsyncPlay:
-        """Open a session for playing. `patience_s` bounds each wait for a block, over all reconnects."""
-        play = AsyncPlay(self, session, with_state_crc=with_state_crc, patience_s=patience_s)
-        await play.open()
+    async def play(
+        self,
+        session: Session,
+        *,
+        with_state_crc: bool = False,
+        patience_s: float = 60.0,
+        next_block: int | None = None,
+    ) -> AsyncPlay:
+        """Open a session for playing. `patience_s` bounds each wait for a block, over all reconnects.
+
+        `next_block`: go on where an earlier play ended, with the block it would have shown next; without it play
+        begins at whatever block the session is at.
+        """
+        play = AsyncPlay(self, session, with_state_crc=with_state_crc, patience_s=patience_s, next_block=next_block)
+        try:
+            await play.open()
+        except BaseException:
+            await play.close()
+            raise
         return play
 
 
 class AsyncPlay:
     """An open session. `step` plays one block; moves and lost connections are followed inside."""
 
-    def __init__(self, client: AsyncClient, session: Session, *, with_state_crc: bool, patience_s: float) -> None:
+    def __init__(
+        self, client: AsyncClient, session: Session, *, with_state_crc: bool, patience_s: float, next_block: int | None
+    ) -> None:
         self._client = client
-        self._player = Player(session, with_state_crc=with_state_crc)
+        self._player = Player(session, with_state_crc=with_state_crc, next_block=next_block)
         self._patience_s = patience_s
         self._address = session.address
         self._channel: grpc.aio.Channel | None = None
+        self._closed = False
         self._reader: asyncio.Task[None] | None = None
         self._in: asyncio.Queue[host_pb.PlayResponse | WorldlineError] = asyncio.Queue()
         self._out: asyncio.Queue[host_pb.PlayRequest | None] = asyncio.Queue()
@@ -160,7 +178,13 @@ class AsyncPlay:
 
     async def step(self, action: bytes) -> Block:
         """Act, and wait for the block. Raises as `worldline.client.Play.step` does."""
-        await self._do(self._player.act(action))
+        if self._closed:
+            raise WrongState("this play was closed; open another one", reason="PLAY_CLOSED")
+        outputs = self._player.act(action)
+        if self._channel is None:
+            await self._connect()
+        else:
+            await self._do(outputs)
         block = await self._run()
         if block is None:
             raise TimedOut("the stream opened, but no block came")
@@ -168,6 +192,10 @@ class AsyncPlay:
 
     async def close(self) -> None:
         """End the stream; the session stays where it is."""
+        self._closed = True
+        await self._disconnect()
+
+    async def _disconnect(self) -> None:
         self._out.put_nowait(None)
         if self._reader is not None:
             self._reader.cancel()
@@ -178,7 +206,7 @@ class AsyncPlay:
             self._channel = None
 
     async def _connect(self) -> None:
-        await self.close()
+        await self._disconnect()
         self._in, self._out = asyncio.Queue(), asyncio.Queue()
         self._channel = rpc.aio_channel(self._address, self._client._tls)
         self._out.put_nowait(self._player.open())
@@ -221,6 +249,8 @@ class AsyncPlay:
         while True:
             left = deadline - loop.time()
             if left <= 0:
+                # The next step begins with a stream of its own.
+                await self._disconnect()
                 raise TimedOut(
                     f"session {self._player.session.session_id}: no answer for {self._patience_s} s, last from "
                     f"{self._address}",
@@ -229,26 +259,34 @@ class AsyncPlay:
             try:
                 got = await asyncio.wait_for(self._in.get(), min(left, SILENCE_S))
             except TimeoutError:
-                await self._relocate(left, silent=True)
+                await self._relocate(left)
                 continue
-            if isinstance(got, WorldlineError):
-                if not isinstance(got, Unavailable | NotFound) or isinstance(got, SessionLost):
+            try:
+                if isinstance(got, WorldlineError):
                     raise got
-                await asyncio.sleep(min(got.retry_after_s or 0.1, 1.0, left))
-                await self._relocate(left, silent=False)
+                outputs = self._player.receive(got)
+            except WorldlineError as error:
+                if ends_play(error):
+                    raise
+                await asyncio.sleep(min(pause_s(error), left))
+                await self._relocate(left, error)
                 continue
-            block = await self._do(self._player.receive(got))
+            block = await self._do(outputs)
             if block is not None or (until_opened and got.WhichOneof("message") == "opened"):
                 return block
 
-    async def _relocate(self, left_s: float, *, silent: bool) -> None:
+    async def _relocate(self, left_s: float, error: WorldlineError | None = None) -> None:
+        if error is not None and still_arriving(error):
+            await self._connect()
+            return
         where: pb.LocateSessionResponse | None = None
         try:
             where = await self._client.locate(self._player.session.session_id, timeout_s=min(left_s, CALL_TIMEOUT_S))
-        except SessionLost:
-            raise
-        except (Unavailable, TimedOut, NotFound):
-            pass  # admission may be restarting, or has not adopted the session yet
+        except NotFound as unknown:
+            if isinstance(unknown, SessionLost) or isinstance(error, NotFound):
+                raise
+        except (Unavailable, TimedOut):
+            pass  # admission may be restarting
         if where is not None and where.epoch < self._player.epoch:
             raise DataLoss(
                 f"admission knows epoch {where.epoch}, but epoch {self._player.epoch} was played", reason="REWOUND"
@@ -256,5 +294,5 @@ class AsyncPlay:
         moved = where is not None and where.public_address != self._address
         if where is not None and moved:
             self._address = where.public_address
-        if moved or not silent:
+        if moved or error is not None:
             await self._connect()

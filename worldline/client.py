@@ -10,22 +10,16 @@ with Client("localhost:7400") as client:
 
 from __future__ import annotations
 
-import queue
-import threading
-import time
 import uuid
 from collections.abc import Iterable, Iterator
-from types import TracebackType
 from typing import Self
-
-import grpc
 
 from worldline import rpc, telemetry, wire
 from worldline.aio import AsyncClient
 from worldline.contract import Contract
-from worldline.errors import DataLoss, NotFound, SessionLost, TimedOut, Unavailable, WorldlineError
 from worldline.move import Fault
-from worldline.playing import Block, Deliver, Output, Player, Send, Session
+from worldline.play import CALL_TIMEOUT_S, Play
+from worldline.playing import Block, Session
 from worldline.v1 import admission_service_pb2 as pb
 from worldline.v1 import engine_host_service_pb2 as host_pb
 from worldline.v1 import move_pb2
@@ -33,8 +27,6 @@ from worldline.v1.admission_service_pb2_grpc import AdmissionServiceStub
 from worldline.v1.engine_host_service_pb2_grpc import EngineHostServiceStub
 
 __all__ = ["CLOSED_STATES", "AsyncClient", "Block", "Client", "Play", "Session"]
-
-CALL_TIMEOUT_S = 30.0
 
 # States after which a move changes no more.
 CLOSED_STATES = frozenset(
@@ -47,7 +39,7 @@ class Client:
 
     def __init__(self, target: str, *, tls: rpc.Tls | None = None, traced: bool = False) -> None:
         self.target = target
-        self._tls = tls
+        self.tls = tls
         self._traced = traced
         self._channel = rpc.channel(target, tls, traced=traced)
         self.admission = AdmissionServiceStub(self._channel)
@@ -92,9 +84,20 @@ class Client:
         with rpc.calling("admission"):
             return self.admission.LocateSession(pb.LocateSessionRequest(session_id=session_id), timeout=CALL_TIMEOUT_S)
 
-    def play(self, session: Session, *, with_state_crc: bool = False, patience_s: float = 60.0) -> Play:
-        """Open a session for playing. `patience_s` bounds each wait for a block, over all reconnects."""
-        return Play(self, session, with_state_crc=with_state_crc, patience_s=patience_s)
+    def play(
+        self,
+        session: Session,
+        *,
+        with_state_crc: bool = False,
+        patience_s: float = 60.0,
+        next_block: int | None = None,
+    ) -> Play:
+        """Open a session for playing. `patience_s` bounds each wait for a block, over all reconnects.
+
+        `next_block`: go on where an earlier play ended, with the block it would have shown next; without it play
+        begins at whatever block the session is at.
+        """
+        return Play(self, session, with_state_crc=with_state_crc, patience_s=patience_s, next_block=next_block)
 
     def close_session(self, session: Session) -> None:
         """Close a session where it lives now."""
@@ -107,7 +110,7 @@ class Client:
 
     def host(self, address: str) -> _Host:
         """A short-lived stub of an engine host."""
-        return _Host(address, self._tls, self._traced)
+        return _Host(address, self.tls, self._traced)
 
     # --- moves
 
@@ -235,182 +238,3 @@ class _Host:
 
     def __exit__(self, *_: object) -> None:
         self._channel.close()
-
-
-class _Stream:
-    """One open play stream: a thread reads it into a queue, so that every wait can be bounded."""
-
-    def __init__(self, address: str, tls: rpc.Tls | None, first: host_pb.PlayRequest) -> None:
-        self.address = address
-        self._channel = rpc.channel(address, tls)
-        self._out: queue.SimpleQueue[host_pb.PlayRequest | None] = queue.SimpleQueue()
-        self._in: queue.SimpleQueue[host_pb.PlayResponse | WorldlineError] = queue.SimpleQueue()
-        self._out.put(first)
-        self._call = EngineHostServiceStub(self._channel).Play(iter(self._out.get, None))
-        self._reader = threading.Thread(target=self._read, name="worldline-play", daemon=True)
-        self._reader.start()
-
-    def _read(self) -> None:
-        try:
-            with rpc.calling(self.address):
-                for response in self._call:
-                    self._in.put(response)
-            self._in.put(Unavailable(f"{self.address} ended the stream", reason="PEER_GONE", retry_after_s=0.1))
-        except WorldlineError as error:
-            self._in.put(error)
-        except grpc.FutureCancelledError:
-            self._in.put(Unavailable("closed", reason="PEER_GONE"))
-
-    def send(self, request: host_pb.PlayRequest) -> None:
-        self._out.put(request)
-
-    def receive(self, timeout_s: float) -> host_pb.PlayResponse | WorldlineError | None:
-        """What came; None if nothing came in time."""
-        try:
-            return self._in.get(timeout=max(timeout_s, 0.0))
-        except queue.Empty:
-            return None
-
-    def close(self) -> None:
-        self._out.put(None)
-        self._call.cancel()  # type: ignore[no-untyped-call]
-        self._reader.join(timeout=5.0)
-        self._channel.close()
-
-
-class Play:
-    """An open session. `step` plays one block; moves and lost connections are followed inside."""
-
-    # A host that is silent this long may have lost the session: admission is asked where it lives.
-    SILENCE_S = 2.0
-
-    def __init__(self, client: Client, session: Session, *, with_state_crc: bool, patience_s: float) -> None:
-        self._client = client
-        self._player = Player(session, with_state_crc=with_state_crc)
-        self._patience_s = patience_s
-        self._address = session.address
-        self._stream: _Stream | None = None
-        self._connect()
-        try:
-            self._run(until_opened=True)
-        except BaseException:
-            self.close()
-            raise
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    @property
-    def host_id(self) -> str:
-        """Engine host that plays the session now."""
-        return self._player.host_id
-
-    @property
-    def epoch(self) -> int:
-        """Epoch of ownership."""
-        return self._player.epoch
-
-    @property
-    def next_block(self) -> int:
-        """Index of the block the next action is for."""
-        return self._player.next_block
-
-    @property
-    def action_bytes(self) -> int:
-        """Bytes of one action; 0 if the engine takes any size."""
-        return self._player.action_bytes
-
-    @property
-    def moves(self) -> int:
-        """Moves that were followed."""
-        return self._player.moves
-
-    def step(self, action: bytes) -> Block:
-        """Act, and wait for the block.
-
-        Raises:
-            SessionLost: the session died with its host.
-            TimedOut: no block for `patience_s`.
-            DataLoss: the world was rewound or damaged; play does not go on.
-        """
-        self._do(self._player.act(action))
-        block = self._run()
-        if block is None:
-            raise TimedOut("the stream opened, but no block came")
-        return block
-
-    def close(self) -> None:
-        """End the stream; the session stays where it is."""
-        if self._stream is not None:
-            self._stream.close()
-            self._stream = None
-
-    def _connect(self) -> None:
-        self.close()
-        self._stream = _Stream(self._address, self._client._tls, self._player.open())
-
-    def _do(self, outputs: list[Output]) -> Block | None:
-        delivered: Block | None = None
-        for output in outputs:
-            if isinstance(output, Send):
-                if self._stream is not None:
-                    self._stream.send(output.request)
-            elif isinstance(output, Deliver):
-                delivered = output.block
-            else:
-                self._address = output.address
-                self._connect()
-        return delivered
-
-    def _run(self, *, until_opened: bool = False) -> Block | None:
-        deadline = time.monotonic() + self._patience_s
-        while True:
-            left = deadline - time.monotonic()
-            if left <= 0 or self._stream is None:
-                raise TimedOut(
-                    f"session {self._player.session.session_id}: no answer for {self._patience_s} s, last from "
-                    f"{self._address}",
-                    reason="PLAY_TIMED_OUT",
-                )
-            got = self._stream.receive(min(left, self.SILENCE_S))
-            if got is None:
-                self._relocate(left, silent=True)
-            elif isinstance(got, WorldlineError):
-                if not isinstance(got, Unavailable | NotFound) or isinstance(got, SessionLost):
-                    raise got
-                # NotFound: its host restarted, or it is on its way; admission knows.
-                time.sleep(min(got.retry_after_s or 0.1, 1.0, left))
-                self._relocate(left, silent=False)
-            else:
-                block = self._do(self._player.receive(got))
-                if block is not None or (until_opened and got.WhichOneof("message") == "opened"):
-                    return block
-
-    def _relocate(self, left_s: float, *, silent: bool) -> None:
-        """Ask admission where the session is; open a stream there unless a silent host still has it."""
-        try:
-            with rpc.calling("admission"):
-                where = self._client.admission.LocateSession(
-                    pb.LocateSessionRequest(session_id=self._player.session.session_id),
-                    timeout=min(left_s, CALL_TIMEOUT_S),
-                )
-        except (Unavailable, TimedOut):
-            where = None
-        except NotFound as error:
-            if isinstance(error, SessionLost):
-                raise
-            where = None  # not placed by this admission, or not yet adopted by it
-        if where is not None and where.epoch < self._player.epoch:
-            raise DataLoss(
-                f"admission knows epoch {where.epoch}, but epoch {self._player.epoch} was played", reason="REWOUND"
-            )
-        moved = where is not None and where.public_address != self._address
-        if where is not None and moved:
-            self._address = where.public_address
-        if moved or not silent:
-            self._connect()

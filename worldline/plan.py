@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -69,8 +68,11 @@ class Plan:
             violations["plan.codec"] = f"{self.codec[:32]!r} is not built in; use 'raw'"
         for name in ("deadline_s", "max_freeze_s", "no_progress_s"):
             value = getattr(self, name)
-            if not math.isfinite(value) or not 0 < value <= 86_400:
+            if not 0 < value <= 86_400:
                 violations[f"plan.{name}"] = f"{value} is not above 0 and at most 86400 s"
+            else:
+                # Whole seconds given as int make the same plan, and the same digest, as they do after the wire.
+                object.__setattr__(self, name, float(value))
         if violations:
             raise BadRequest("the plan was refused: " + "; ".join(violations.values()), violations=violations)
 

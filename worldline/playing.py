@@ -10,7 +10,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from worldline.crc import crc32
-from worldline.errors import DataLoss, WorldlineError, WrongState
+from worldline.errors import (
+    BadRequest,
+    Cancelled,
+    DataLoss,
+    Exhausted,
+    Internal,
+    Mismatch,
+    NotFound,
+    Owned,
+    Precondition,
+    SessionLost,
+    TimedOut,
+    Unavailable,
+    Unmovable,
+    WorldlineError,
+    WrongState,
+)
 from worldline.v1 import engine_host_service_pb2 as pb
 
 
@@ -64,19 +80,52 @@ class Reconnect:
 
 Output = Send | Deliver | Reconnect
 
+# Pause between tries where the host names none, in seconds.
+PAUSE_S = 0.5
+# Ends of a stream that say nothing of the session: it may live elsewhere.
+_HOST_ENDS = ("DRAINING", "FENCED")
+_OVER = ("SESSION_CLOSED", "PLAY_CLOSED", "PLAY_REPLACED")
+_NOT_NOW = (Unavailable, NotFound, TimedOut, Cancelled, Precondition, Owned, Exhausted, Internal)
+
+
+def ends_play(error: WorldlineError) -> bool:
+    """Whether a stream that ended so is the end of play: asking again would be answered alike (docs/gateway.md)."""
+    if isinstance(error, SessionLost | Mismatch | Unmovable) or error.reason in _OVER:
+        return True
+    return not isinstance(error, _NOT_NOW)
+
+
+def pause_s(error: WorldlineError) -> float:
+    """Seconds to wait after a stream that ended so, before the next try."""
+    return PAUSE_S if error.retry_after_s is None else error.retry_after_s
+
+
+def still_arriving(error: WorldlineError) -> bool:
+    """Whether the host says that the session is on its way there: the next try goes to the same host."""
+    return error.reason == "SESSION_NOT_YET_LIVE"
+
 
 class Player:
-    """One session's play. Feed it what the stream gives; do what it says, in order."""
+    """One session's play. Feed it what the stream gives; do what it says, in order.
 
-    def __init__(self, session: Session, *, with_state_crc: bool = False) -> None:
+    `next_block`: the block to show next, where an earlier player ended; None begins wherever the session is.
+    """
+
+    def __init__(self, session: Session, *, with_state_crc: bool = False, next_block: int | None = None) -> None:
+        if next_block is not None and next_block < 0:
+            raise BadRequest(f"next_block {next_block} is below 0", violations={"next_block": "at least 0"})
         self.session = session
         self.host_id = session.host_id
         self.epoch = 0
         self.moves = 0
         self.action_bytes = 0
         self._with_state_crc = with_state_crc
-        self._delivered: int | None = None
+        self._delivered: int | None = None if next_block is None else next_block - 1
         self._pending: tuple[int, bytes] | None = None
+        # The block to show next was played for an earlier player, who never got it.
+        self._played_unseen = False
+        self._resuming = next_block is not None
+        self._damaged: int | None = None
 
     @property
     def next_block(self) -> int:
@@ -96,17 +145,22 @@ class Player:
         )
 
     def act(self, action: bytes) -> list[Output]:
-        """The player acts. One action may be pending at a time."""
+        """The player acts. One action may be pending at a time; the same one again goes on waiting for its block."""
         if self._pending is not None:
-            raise WrongState(f"block {self._pending[0]} has not been delivered yet")
+            if self._pending[1] != action:
+                raise WrongState(
+                    f"block {self._pending[0]} has not been delivered yet: act again with its own action to wait for it"
+                )
+            return [] if self._played_unseen else [self._action()]
         self._pending = (self.next_block, action)
-        return [self._action()]
+        return [self._replay() if self._played_unseen else self._action()]
 
     def receive(self, response: pb.PlayResponse) -> list[Output]:
         """Something came in.
 
         Raises:
-            DataLoss: the host is at another block than this player's history allows, or a readout's CRC is wrong.
+            DataLoss: the host is at another block than this player's history allows, or a readout's CRC is wrong twice.
+            Unavailable: the host ends; the session may live elsewhere.
             WrongState: the stream ended because the session was closed or another player took it.
         """
         kind = response.WhichOneof("message")
@@ -122,6 +176,11 @@ class Player:
                 )
             self.moves += 1
             return [Reconnect(response.moved.public_address)]
+        if kind == "ended" and response.ended.reason in _HOST_ENDS:
+            raise Unavailable(
+                f"{self.host_id} serves session {self.session.session_id} no more: {response.ended.reason}",
+                reason=f"PLAY_{response.ended.reason}",
+            )
         if kind == "ended":
             raise WrongState(
                 f"play of session {self.session.session_id} ended: {response.ended.reason}",
@@ -138,14 +197,17 @@ class Player:
         self.epoch = epoch
         if self._delivered is None:
             self._delivered = at - 1
+        if self._resuming:
+            self._resuming = False
+            self._played_unseen = at == self._delivered + 2
         out: list[Output] = []
         if at and self._delivered == at - 1:
             out.append(Send(pb.PlayRequest(ack=pb.PlayAck(block_index=at - 1))))
         if self._pending is not None and self._pending[0] == at:
             out.append(self._action())
         elif self._pending is not None and self._pending[0] == at - 1:
-            out.append(Send(pb.PlayRequest(replay=pb.PlayReplay())))
-        elif self._pending is not None or at != self._delivered + 1:
+            out.append(self._replay())
+        elif self._pending is not None or at != self._delivered + (2 if self._played_unseen else 1):
             raise DataLoss(
                 f"the host is at block {at}, but this player has had block {self._delivered} last",
                 reason="REWOUND" if at <= self._delivered else "PLAYED_BY_ANOTHER",
@@ -158,9 +220,15 @@ class Player:
                 return []  # a replay that was asked twice
             raise DataLoss(f"block {block.block_index} came, which was not asked for", reason="UNEXPECTED_BLOCK")
         if crc32(block.readout) != block.readout_crc:
-            raise DataLoss(f"the readout of block {block.block_index} was damaged on its way", reason="READOUT_DAMAGED")
+            if self._damaged != block.block_index:
+                self._damaged = block.block_index
+                return [self._replay()]
+            raise DataLoss(
+                f"the readout of block {block.block_index} was damaged on its way, twice", reason="READOUT_DAMAGED"
+            )
         self._delivered = block.block_index
         self._pending = None
+        self._played_unseen = False
         return [
             Send(pb.PlayRequest(ack=pb.PlayAck(block_index=block.block_index))),
             Deliver(
@@ -179,6 +247,10 @@ class Player:
                 )
             ),
         ]
+
+    @staticmethod
+    def _replay() -> Send:
+        return Send(pb.PlayRequest(replay=pb.PlayReplay()))
 
     def _action(self) -> Send:
         if self._pending is None:

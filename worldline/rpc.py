@@ -21,7 +21,7 @@ from grpc_reflection.v1alpha import reflection
 from grpc_status import rpc_status
 
 from worldline import telemetry
-from worldline.errors import Internal, WorldlineError
+from worldline.errors import BadRequest, Internal, Precondition, WorldlineError
 from worldline.settings import ServiceSettings
 from worldline.status import from_rpc, to_status
 
@@ -34,17 +34,22 @@ _QUIET = ("Check", "Watch", "HeartbeatEngineHost", "HeartbeatMover", "GetStatus"
 _OPTIONS: list[tuple[str, int]] = [
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    # A peer that vanished without a word, or was stopped, is found by pings: nothing waits for it for ever.
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    # The bound that counts where it is the longer one; a minute unless set.
+    ("grpc.http2.ping_timeout_ms", 5_000),
 ]
 _SERVER_OPTIONS = [
     *_OPTIONS,
     ("grpc.so_reuseport", 0),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
     ("grpc.max_metadata_size", 16 << 10),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
 ]
 _CHANNEL_OPTIONS = [
     *_OPTIONS,
-    ("grpc.keepalive_time_ms", 10_000),
-    ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1_000),
     # Channels to the same address must not share a broken connection's backoff.
@@ -59,6 +64,19 @@ class Tls:
     certificate: Path
     key: Path
     ca: Path
+
+    def read(self) -> tuple[bytes, bytes, bytes]:
+        """Certificate, key and CA. Raises BadRequest naming the file that cannot be read."""
+        found = []
+        for name in ("certificate", "key", "ca"):
+            path: Path = getattr(self, name)
+            try:
+                found.append(path.read_bytes())
+            except OSError as error:
+                what = f"{path} cannot be read: {error.strerror}"
+                raise BadRequest(f"tls_{name}: {what}", reason="TLS_FILE", violations={f"tls_{name}": what}) from None
+        certificate, key, ca = found
+        return certificate, key, ca
 
 
 def _spoken() -> Callable[[Any], bool]:
@@ -156,16 +174,27 @@ class Server:
         self._stopped = threading.Event()
 
     def start(self) -> str:
-        """Listen and answer. Returns host:port."""
+        """Listen and answer. Returns host:port.
+
+        Raises:
+            BadRequest: a TLS file cannot be read. Precondition: the address cannot be listened on.
+        """
         host, _, port = self._settings.listen.rpartition(":")
         tls = tls_of(self._settings)
-        if tls is None:
-            bound = self.grpc.add_insecure_port(f"{host}:{port}")
-        else:
-            credentials = grpc.ssl_server_credentials(
-                [(tls.key.read_bytes(), tls.certificate.read_bytes())], tls.ca.read_bytes(), require_client_auth=True
-            )
-            bound = self.grpc.add_secure_port(f"{host}:{port}", credentials)
+        credentials = None
+        if tls is not None:
+            certificate, key, ca = tls.read()
+            credentials = grpc.ssl_server_credentials([(key, certificate)], ca, require_client_auth=True)
+        try:
+            if credentials is None:
+                bound = self.grpc.add_insecure_port(f"{host}:{port}")
+            else:
+                bound = self.grpc.add_secure_port(f"{host}:{port}", credentials)
+        except RuntimeError as error:
+            raise Precondition(
+                f"cannot listen on {self._settings.listen}: {error}; is the address this machine's, and its port free?",
+                reason="CANNOT_LISTEN",
+            ) from None
         self.address = f"{host}:{bound}"
         self.grpc.start()
         for name in ("", *self._services):
@@ -177,11 +206,17 @@ class Server:
         status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
         self._health.set(service, status)
 
-    def wait(self) -> None:
-        """Return on SIGTERM or SIGINT, or after `stop`. Only in the main thread."""
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Return on SIGTERM or SIGINT, or once asked to stop; False if neither came in time. Only in the main thread.
+
+        Each signal or request is reported once.
+        """
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: self._stopped.set())
-        self._stopped.wait()
+        asked = self._stopped.wait(timeout_s)
+        if asked:
+            self._stopped.clear()
+        return asked
 
     def ask_to_stop(self) -> None:
         """Make `wait` return."""
@@ -200,9 +235,7 @@ def channel(address: str, tls: Tls | None = None, *, traced: bool = False) -> gr
     if tls is None:
         opened = grpc.insecure_channel(address, options=_CHANNEL_OPTIONS)
     else:
-        credentials = grpc.ssl_channel_credentials(
-            tls.ca.read_bytes(), tls.key.read_bytes(), tls.certificate.read_bytes()
-        )
+        credentials = _channel_credentials(tls)
         opened = grpc.secure_channel(address, credentials, options=_CHANNEL_OPTIONS)
     if traced:
         from worldline.traced import traced as with_trace
@@ -215,8 +248,12 @@ def aio_channel(address: str, tls: Tls | None = None) -> grpc.aio.Channel:
     """A channel of the running asyncio loop. The current trace is sent by the caller as metadata."""
     if tls is None:
         return grpc.aio.insecure_channel(address, options=_CHANNEL_OPTIONS)
-    credentials = grpc.ssl_channel_credentials(tls.ca.read_bytes(), tls.key.read_bytes(), tls.certificate.read_bytes())
-    return grpc.aio.secure_channel(address, credentials, options=_CHANNEL_OPTIONS)
+    return grpc.aio.secure_channel(address, _channel_credentials(tls), options=_CHANNEL_OPTIONS)
+
+
+def _channel_credentials(tls: Tls) -> grpc.ChannelCredentials:
+    certificate, key, ca = tls.read()
+    return grpc.ssl_channel_credentials(ca, key, certificate)
 
 
 class Channels:

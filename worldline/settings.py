@@ -7,13 +7,19 @@ import sys
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from pydantic import Field, SecretStr, ValidationError, model_validator
+from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from worldline.errors import BadRequest
 
 ID_PATTERN = r"^[a-z0-9][a-z0-9-]{0,63}$"
 _PREFIX = "WORLDLINE_"
+
+
+def is_address(value: str, *, lowest_port: int = 1) -> bool:
+    """Whether `value` is host:port."""
+    host, _, port = value.rpartition(":")
+    return bool(host) and len(value) <= 255 and port.isdecimal() and lowest_port <= int(port) < 65_536
 
 
 class ServiceSettings(BaseSettings):
@@ -30,6 +36,13 @@ class ServiceSettings(BaseSettings):
     tls_certificate: Path | None = Field(None, description="PEM certificate chain of this process")
     tls_key: SecretStr | None = Field(None, description="path of the PEM key of this process")
     tls_ca: Path | None = Field(None, description="PEM certificates that peers must be signed by (mTLS)")
+
+    @field_validator("listen")
+    @classmethod
+    def _listen_is_an_address(cls, value: str) -> str:
+        if not is_address(value, lowest_port=0):
+            raise ValueError(f"{value[:64]!r} is not host:port, for instance 127.0.0.1:0")
+        return value
 
     @model_validator(mode="after")
     def _tls_is_whole(self) -> ServiceSettings:

@@ -18,6 +18,7 @@ from worldline.manifest import Descriptor, Fingerprint, Manifest
 from worldline.move import Fault, FaultKind, Fence, HostRef, StageTimes, require_id, require_uuid
 from worldline.plan import MAX_CHUNKS, Placement, Plan
 from worldline.receipt import Receipt, Side
+from worldline.settings import is_address
 from worldline.v1 import contract_pb2, engine_host_service_pb2, move_pb2, state_pb2
 from worldline.verdict import Clause, Kind, Verdict
 
@@ -306,8 +307,7 @@ def host_from(message: engine_host_service_pb2.HostRef, field: str) -> HostRef:
 
 def address_from(value: str, field: str) -> str:
     """host:port. Raises BadRequest."""
-    host, _, port = value.rpartition(":")
-    if not host or len(value) > 255 or not port.isdecimal() or not 0 < int(port) < 65_536:
+    if not is_address(value):
         raise BadRequest(f"{field} {value[:64]!r} is not host:port", violations={field: "host:port is needed"})
     return value
 

@@ -37,7 +37,12 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"worldline: {error}", file=sys.stderr)
         return 2
     telemetry.log("admission").info("starts", term=admission.journal.term, settings=shown(settings))
-    address = admission.start()
+    try:
+        address = admission.start()
+    except WorldlineError as error:
+        print(f"worldline: {error}", file=sys.stderr)
+        admission.stop()
+        return 2
     ready = {"ready": True, "service": "admission", "id": "admission", "address": address}
     print(json.dumps({**ready, "term": admission.journal.term}), flush=True)
     admission.wait()

@@ -143,6 +143,10 @@ class ActiveMove:
                     # The journal could not be written, and nothing follows from what was not written.
                     self._log.error("no transition", error=error.message, reason=error.reason)
                     self._back_off()
+                except Exception as error:
+                    # A bug of ours, or of a peer: an open move must never be without its thread.
+                    self._log.exception("unexpected", error=f"{type(error).__name__}: {error}")
+                    self._back_off()
             state = self.record.state
             telemetry.set_attributes(span, {"move.state": state.phase.name, "move.reason": state.reason})
         for cancel in (self._cancel_stall, self._cancel_deadline, self._cancel_quiet):
@@ -166,11 +170,13 @@ class ActiveMove:
                 continue
             self._answered(answer)
             return
-        self._back_off()
+        self._back_off(or_news=True)
 
     def _ask(self, effect: Effect) -> Answer:
         self._hold(_HOLD_BEFORE_ASK.get(effect))
-        self._show(stages=self._with_own_share())
+        with self._changed:
+            # Nobody is woken for this alone: the answer will be news.
+            self.record = replace(self.record, stages=self._with_own_share())
         try:
             return self._carry() if effect is Effect.MOVE else self._ask_host(effect)
         finally:
@@ -278,10 +284,11 @@ class ActiveMove:
         self._asked = None
         self._back_off_s = _FIRST_BACK_OFF_S
         self.record = record
-        self._log.info(
-            "transition", what=line.event, before=line.before.name, after=line.after.name, reason=state.reason
-        )
         self._means.changed()
+        if state.phase is not before.phase:
+            self._log.info(
+                "transition", what=line.event, before=line.before.name, after=line.after.name, reason=state.reason
+            )
 
     def _write(self, record: MoveRecord) -> None:
         path = self._measured(record) if record.phase is Phase.MOVED else None
@@ -332,9 +339,9 @@ class ActiveMove:
             if self._stopped:
                 raise Interrupted
 
-    def _back_off(self) -> None:
+    def _back_off(self, *, or_news: bool = False) -> None:
         with self._changed:
-            self._changed.wait_for(lambda: bool(self._mailbox) or self._stopped, self._back_off_s)
+            self._changed.wait_for(lambda: self._stopped or (or_news and bool(self._mailbox)), self._back_off_s)
             self._own_since_s = time.monotonic()
         self._back_off_s = min(2 * self._back_off_s, _LONGEST_BACK_OFF_S)
 

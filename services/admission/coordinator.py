@@ -75,6 +75,12 @@ class Coordinator:
         active = self._find(record.move_id)
         return active.record if active else record
 
+    def stalled(self) -> frozenset[str]:
+        """Open moves that wait for a silent process: nobody knows how long."""
+        with self._lock:
+            moves = [active for active, _ in self._active.values()]
+        return frozenset(active.record.move_id for active in moves if active.record.stalled)
+
     def _find(self, move_id: str) -> ActiveMove | None:
         with self._lock:
             found = self._active.get(move_id)

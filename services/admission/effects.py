@@ -175,6 +175,13 @@ class Effects:
         except WorldlineError as error:
             line.end()
             return Answer(Event(EventKind.MOVER_FAILED, error.reason, error.message))
+        except Interrupted:
+            raise
+        except Exception as error:
+            # Whatever this is, nothing was committed yet: the move is given up, and the source plays on.
+            line.break_off()
+            what = f"the mover's answer could not be understood: {type(error).__name__}: {error}"
+            return Answer(Event(EventKind.MOVER_FAILED, "INTERNAL", what))
         return Answer(Event(EventKind.VERIFIED), source_receipt=source, destination_receipt=destination)
 
     def _fence(self, record: MoveRecord, host: HostRef) -> move_pb2.Fence:
@@ -259,8 +266,8 @@ class Effects:
 
     def _refused(self, record: MoveRecord, line: Line, error: WorldlineError) -> Answer:
         """A refusal counts only once the destination has said that it holds nothing that a late commit could take."""
-        state = self._rollback(record, record.destination, host_pb.ROLLBACK_ACTION_DROP, error.reason, line)
-        if state not in _EMPTY:
+        dropped = self._rollback(record, record.destination, host_pb.ROLLBACK_ACTION_DROP, error.reason, line)
+        if dropped.state not in _EMPTY:
             raise NoAnswer(error)
         return Answer(Event(EventKind.COMMIT_REFUSED, error.reason, error.message))
 
@@ -303,27 +310,29 @@ class Effects:
         return self._to_live(record, host_pb.ROLLBACK_ACTION_REINSTATE, line)
 
     def _to_live(self, record: MoveRecord, action: host_pb.RollbackAction.ValueType, line: Line) -> Answer:
-        state = self._rollback(record, record.source, action, record.state.reason, line)
-        if state in _LIVE:
+        answer = self._rollback(record, record.source, action, record.state.reason, line)
+        if answer.state in _LIVE:
             return Answer(Event(EventKind.SOURCE_LIVE))
-        if state == host_pb.SESSION_STATE_UNSPECIFIED:
-            gone = f"host {record.source.host_id} does not have session {record.session_id} any more"
+        if answer.state == host_pb.SESSION_STATE_UNSPECIFIED and answer.closed:
+            closed = f"session {record.session_id} was closed on host {record.source.host_id} during its move"
+            return Answer(Event(EventKind.SOURCE_CLOSED, message=closed))
+        if answer.state == host_pb.SESSION_STATE_UNSPECIFIED:
+            gone = f"host {record.source.host_id} does not have session {record.session_id}, and did not close it"
             return Answer(Event(EventKind.SOURCE_EMPTY, message=gone))
-        name = host_pb.SessionState.Name(state)
-        raise NoAnswer(errors.WrongState(f"the source answered {name} when it was asked to be live"))
+        raise NoAnswer(errors.WrongState(f"the source answered {_named(answer.state)} when it was asked to be live"))
 
     def _drop(self, record: MoveRecord, line: Line) -> Answer:
         reason = record.state.reason
         try:
-            state = self._rollback(record, record.destination, host_pb.ROLLBACK_ACTION_DROP, reason, line)
+            answer = self._rollback(record, record.destination, host_pb.ROLLBACK_ACTION_DROP, reason, line)
         except NoAnswer as missing:
             # The session lives there without this move, or is another move's: nothing of this one is staged.
             if isinstance(missing.error, errors.WrongState | errors.Owned):
                 return Answer(Event(EventKind.DROPPED))
             raise
-        if state not in _EMPTY:
-            name = host_pb.SessionState.Name(state)
-            raise NoAnswer(errors.WrongState(f"the destination answered {name} when it was asked to drop its copy"))
+        if answer.state not in _EMPTY:
+            what = f"the destination answered {_named(answer.state)} when it was asked to drop its copy"
+            raise NoAnswer(errors.WrongState(what))
         return Answer(Event(EventKind.DROPPED))
 
     def _rollback(
@@ -333,7 +342,7 @@ class Effects:
         action: host_pb.RollbackAction.ValueType,
         reason: str,
         line: Line,
-    ) -> host_pb.SessionState.ValueType:
+    ) -> host_pb.RollbackResponse:
         """Where the session stands on `host` after the rollback; UNSPECIFIED if it has nothing of it."""
         request = host_pb.RollbackRequest(fence=self._fence(record, host), action=action, reason=reason)
         try:
@@ -341,9 +350,9 @@ class Effects:
                 f"host {host.host_id}",
                 line,
                 lambda: self._stub(host).Rollback.future(request, timeout=self.call_timeout_s),
-            ).state
+            )
         except errors.NotFound:
-            return host_pb.SESSION_STATE_UNSPECIFIED
+            return host_pb.RollbackResponse()
         except WorldlineError as error:
             raise NoAnswer(error) from error
 
@@ -357,6 +366,11 @@ _ASKS: dict[Effect, Callable[[Effects, MoveRecord, Line], Answer]] = {
     Effect.REINSTATE: Effects._reinstate,
     Effect.DROP: Effects._drop,
 }
+
+
+def _named(state: int) -> str:
+    known = host_pb.SessionState.values()
+    return host_pb.SessionState.Name(state) if state in known else f"the unknown state {state}"  # type: ignore[arg-type]
 
 
 def _receipts(record: MoveRecord, last: mover_pb.MoveResponse) -> tuple[Receipt, Receipt]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import math
+import re
 from dataclasses import dataclass
 
 from worldline.errors import BadRequest
@@ -16,6 +17,8 @@ from worldline.wire import address_from, descriptor_from, fingerprint_from
 MAX_SESSIONS = 10_000
 MAX_ENGINES = 1_024
 MAX_TRANSPORTS = 16
+# What the journal can keep, and what no epoch, incarnation or size ever reaches.
+MAX_NUMBER = (1 << 63) - 1
 
 
 class HostState(enum.IntEnum):
@@ -60,7 +63,7 @@ class SessionFacts:
 
 @dataclass(frozen=True)
 class HostFacts:
-    """What an engine host registered."""
+    """What an engine host registered; `instance_id` tells processes apart, empty if it did not tell."""
 
     host_id: str
     incarnation: int
@@ -70,15 +73,17 @@ class HostFacts:
     fingerprint: Fingerprint
     presets: frozenset[str]
     budget_bytes: int
+    instance_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class MoverFacts:
-    """What a mover registered."""
+    """What a mover registered; `max_receives` is 0 if it did not tell."""
 
     mover_id: str
     address: str
     transports: frozenset[str]
+    max_receives: int
 
 
 def session_from(message: host_pb.SessionInfo) -> SessionFacts:
@@ -89,6 +94,8 @@ def session_from(message: host_pb.SessionInfo) -> SessionFacts:
             f"block_s {message.block_s} of session {descriptor.session_id} is not a time",
             violations={"session.block_s": "a finite number of seconds from 0 on is needed"},
         )
+    for name, number in (("epoch", message.epoch), ("state_bytes", message.state_bytes)):
+        _require_number(number, f"session.{name}")
     if message.state not in host_pb.SessionState.values():
         raise BadRequest(f"session.state {message.state} is unknown", violations={"session.state": "unknown"})
     return SessionFacts(
@@ -114,6 +121,10 @@ def host_from(message: pb.EngineHostRegistration) -> HostFacts:
     """From the wire. Raises BadRequest naming the field."""
     if message.incarnation < 1:
         raise BadRequest("incarnation 0 is none", violations={"registration.incarnation": "1 or more is needed"})
+    _require_number(message.incarnation, "registration.incarnation")
+    if not re.fullmatch("[0-9a-f]{32}|", message.instance_id):
+        what = "32 lower-case hex digits, or nothing"
+        raise BadRequest("the instance id was refused", violations={"registration.instance_id": what})
     if len(message.engines) > MAX_ENGINES or any(not 0 < len(name) <= 257 for name in message.engines):
         what = f'at most {MAX_ENGINES} of "engine/preset"'
         raise BadRequest("the engines were refused", violations={"registration.engines": what})
@@ -126,6 +137,7 @@ def host_from(message: pb.EngineHostRegistration) -> HostFacts:
         fingerprint_from(message.fingerprint),
         frozenset(message.engines),
         message.budget_bytes,
+        message.instance_id,
     )
 
 
@@ -138,4 +150,10 @@ def mover_from(message: pb.MoverRegistration) -> MoverFacts:
         require_id(message.mover_id, "registration.mover_id"),
         address_from(message.address, "registration.address"),
         frozenset(message.transports),
+        message.max_receives,
     )
+
+
+def _require_number(number: int, field: str) -> None:
+    if number > MAX_NUMBER:
+        raise BadRequest(f"{field} {number} is over {MAX_NUMBER}", violations={field: f"at most {MAX_NUMBER}"})

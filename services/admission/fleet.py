@@ -6,30 +6,36 @@ import math
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from admission.facts import HostFacts, HostState, MoverFacts, SessionFacts, host_from, session_from, status_from
 from admission.journal import Journal
 from admission.journal_rows import SessionRow
 from worldline import telemetry
-from worldline.errors import NotFound, StaleFence
+from worldline.errors import Exhausted, NotFound, Owned, StaleFence
 from worldline.v1 import admission_service_pb2 as pb
 from worldline.v1 import engine_host_service_pb2 as host_pb
 
 MAX_HOSTS = 10_000
 # A status may have been written before its host created or took a session: only a repeated absence means "closed".
 _ABSENCES = 3
+# A status may have been written before its host gave a session away: only a repeated claim means that it holds the id.
+_CLAIMS = 2
 
 
 @dataclass(frozen=True)
 class Host:
-    """One engine host. `heard_at_s` is monotonic, -inf until it registers with this process."""
+    """One engine host. `heard_at_s` is monotonic, -inf until it registers with this process.
+
+    `claims` counts, by session, the statuses in a row that had a session of another host's.
+    """
 
     facts: HostFacts
     registration: pb.EngineHostRegistration
     status: pb.EngineHostStatus
     fenced: bool
     heard_at_s: float
+    claims: dict[str, int] = field(default_factory=dict)
 
     @property
     def host_id(self) -> str:
@@ -39,6 +45,10 @@ class Host:
     def silent_s(self, now_s: float) -> float:
         """Seconds since it was heard from."""
         return now_s - self.heard_at_s
+
+    def holds_as_its_own(self, session_id: str) -> bool:
+        """Whether it has a session of its own under an id that is another host's."""
+        return self.claims.get(session_id, 0) >= _CLAIMS
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +62,12 @@ class Mover:
 class Fleet:
     """Registrations and heartbeats, and the sessions they report."""
 
-    def __init__(self, journal: Journal, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, journal: Journal, forget_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        """`forget_s`: seconds of silence after which a host without sessions is forgotten."""
         self._journal = journal
+        self._forget_s = forget_s
         self._clock = clock
+        self._began_s = clock()
         self._lock = threading.RLock()
         self._movers: dict[str, Mover] = {}
         self._facts: dict[str, SessionFacts] = {}
@@ -72,15 +85,17 @@ class Fleet:
 
         Raises:
             BadRequest: a field is wrong. StaleFence: the incarnation is older than one seen, or was fenced.
+            Owned: HOST_ID_TAKEN, another process is this incarnation. Exhausted: the fleet is full.
         """
         facts = host_from(request.registration)
         sessions = status_from(request.status)
         with self._lock:
             known = self._hosts.get(facts.host_id)
-            if known is None and len(self._hosts) >= MAX_HOSTS:
-                raise StaleFence(f"the fleet has {MAX_HOSTS} hosts; no more are taken", reason="FLEET_FULL")
-            if known is not None:
+            if known is None:
+                self._make_room()
+            else:
                 self._require_current(known, facts.incarnation)
+                self._require_same_process(known, facts.incarnation, facts.instance_id, facts.cluster_address)
             lost = self._journal.register_host(
                 facts.host_id, facts.incarnation, request.registration.SerializeToString()
             )
@@ -88,11 +103,37 @@ class Fleet:
             self._take(facts, request.status, sessions)
         return facts, lost
 
+    def _make_room(self) -> None:
+        """Before a new host joins: forget those that were long silent, and that nothing depends on.
+
+        A fenced one is kept, so that it can be told so when it wakes.
+        """
+        now_s = self._clock()
+        silent = [
+            host
+            for host in self._hosts.values()
+            if not host.fenced and now_s - max(host.heard_at_s, self._began_s) > self._forget_s
+        ]
+        forgotten = self._journal.forget_hosts([host.host_id for host in silent]) if silent else []
+        for host_id in forgotten:
+            del self._hosts[host_id]
+        if forgotten:
+            telemetry.log("fleet").info("hosts forgotten", count=len(forgotten), silent_s=self._forget_s)
+        if len(self._hosts) >= MAX_HOSTS:
+            raise Exhausted(
+                f"the fleet has {len(self._hosts)} hosts, at most {MAX_HOSTS} are taken; one without sessions is "
+                f"forgotten after {self._forget_s:g} s of silence",
+                reason="FLEET_FULL",
+                numbers={"hosts": len(self._hosts), "limit": MAX_HOSTS},
+                retry_after_s=60.0,
+            )
+
     def heartbeat_host(self, request: pb.HeartbeatEngineHostRequest) -> tuple[bool, bool]:
         """A host is alive. Returns whether it is unknown here, and whether it was fenced.
 
         Raises:
             BadRequest: a field is wrong. StaleFence: the incarnation is older than one seen.
+            Owned: HOST_ID_TAKEN, another process is this incarnation.
         """
         sessions = status_from(request.status)
         with self._lock:
@@ -102,6 +143,7 @@ class Fleet:
             if request.incarnation == known.facts.incarnation and known.fenced:
                 return False, True
             self._require_current(known, request.incarnation)
+            self._require_same_process(known, request.incarnation, request.instance_id, "")
             if known.heard_at_s == -math.inf:
                 return True, False
             self._hosts[request.host_id] = replace(known, status=request.status, heard_at_s=self._clock())
@@ -122,6 +164,20 @@ class Fleet:
                 reason="HOST_FENCED",
                 numbers={"incarnation": incarnation},
             )
+
+    @staticmethod
+    def _require_same_process(known: Host, incarnation: int, instance_id: str, address: str) -> None:
+        # Its lock on its state directory keeps a host single; another directory, or machine, escapes that lock.
+        if incarnation != known.facts.incarnation or instance_id == known.facts.instance_id:
+            return
+        told = f"this one, at {address}," if address else "the one that sent this heartbeat"
+        raise Owned(
+            f"host {known.host_id} at incarnation {incarnation} is the process at {known.facts.cluster_address}, and "
+            f"{told} is another: give each host its own id, and one state directory for good",
+            reason="HOST_ID_TAKEN",
+            numbers={"incarnation": incarnation, "registered": known.facts.cluster_address, "refused": address},
+            resource=("engine_host", known.host_id),
+        )
 
     def fence_host(self, host_id: str, incarnation: int, reason: str) -> list[str]:
         """An operator's word that an incarnation is dead. Returns the sessions lost with it.
@@ -181,15 +237,18 @@ class Fleet:
         return facts or session_from(host_pb.SessionInfo.FromString(row.info))
 
     def placed(self, host_id: str, incarnation: int, info: host_pb.SessionInfo) -> SessionFacts:
-        """A session was created on a host: keep it. Raises BadRequest."""
+        """What a host answered to a placement: kept if it owns the session, and nothing newer is known.
+
+        Raises:
+            BadRequest: a field is wrong.
+        """
         facts = session_from(info)
         session_id = facts.descriptor.session_id
+        row = SessionRow(session_id, host_id, incarnation, facts.epoch, False, "", info.SerializeToString())
         with self._lock:
-            self._journal.adopt(
-                [SessionRow(session_id, host_id, incarnation, facts.epoch, False, "", info.SerializeToString())]
-            )
-            self._facts[session_id] = facts
-            self._absences.pop(session_id, None)
+            if facts.state.owns and not self._journal.adopt([row]):
+                self._facts[session_id] = facts
+                self._absences.pop(session_id, None)
         return facts
 
     def _take(self, host: HostFacts, status: pb.EngineHostStatus, sessions: dict[str, SessionFacts]) -> None:
@@ -210,12 +269,23 @@ class Fleet:
                 )
             else:
                 self._facts[session_id] = facts
-        if new:
-            refused = set(self._journal.adopt(new))
-            for row in new:
-                if row.session_id not in refused:
-                    self._facts[row.session_id] = sessions[row.session_id]
+        refused = set(self._journal.adopt(new)) if new else set()
+        for row in new:
+            if row.session_id not in refused:
+                self._facts[row.session_id] = sessions[row.session_id]
+        self._count_claims(host, refused)
         self._forget_absent(host, owned, sessions)
+
+    def _count_claims(self, host: HostFacts, refused: set[str]) -> None:
+        """Remember the sessions that a host has under the id of another host's, which it cannot stage."""
+        known = self._hosts[host.host_id]
+        claims = {}
+        for session_id in refused:
+            row = self._journal.session(session_id)
+            if row is not None and not row.move_id and not row.lost and row.host_id != host.host_id:
+                claims[session_id] = known.claims.get(session_id, 0) + 1
+        if claims or known.claims:
+            self._hosts[host.host_id] = replace(known, claims=claims)
 
     def _forget_absent(self, host: HostFacts, owned: dict[str, SessionRow], sessions: dict[str, SessionFacts]) -> None:
         closed = []

@@ -1,13 +1,13 @@
 """The journal: who owns which session and how far each move is, durable before anything follows from it.
 
-SQLite in WAL mode with synchronous=FULL: one transaction, one fsync, a transition. One process holds it (a lock on a
-file beside it), one thread writes at a time. The term rises at each start.
+SQLite in WAL mode with synchronous=FULL: one transaction, one fsync, a transition. Only the closing of a move is not
+synced by itself (synchronous=NORMAL): nothing follows from it, and a power cut before the next sync only makes
+admission ask again what it asked before. One process holds the journal (a lock on a file beside it), one thread writes
+at a time. The term rises at each start.
 """
 
 from __future__ import annotations
 
-import fcntl
-import os
 import sqlite3
 import threading
 from collections.abc import Iterator, Sequence
@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+from admission.journal_file import JournalFile
 from admission.journal_rows import (
     MOVE_COLUMNS,
     HostRow,
@@ -26,68 +27,68 @@ from admission.journal_rows import (
     move_to_row,
     session_from_row,
 )
-from admission.journal_schema import SCHEMA
-from admission.machine import Phase, Transition
+from admission.machine import RECEIVING, Phase, Transition
 from admission.record import MoveRecord
 from worldline.errors import Owned, SessionLost, Unavailable
+
+# Losses are numbered in `lost`, so that the oldest can be let go.
+_NEXT_LOSS = "SELECT coalesce(max(lost), 0) + 1 FROM sessions WHERE lost > 0"
 
 
 class Journal:
     """The open journal. All methods may be called from any thread.
 
     Raises:
-        Unavailable: JOURNAL_HELD if another process has it, JOURNAL_FAILED if it cannot be written.
+        Unavailable: JOURNAL_HELD if another process has it, JOURNAL_FAILED if it cannot be opened or written.
     """
 
     def __init__(self, path: Path, keep: int = 10_000) -> None:
-        """`keep`: closed moves, and placements, that are kept."""
+        """`keep`: closed moves, placements and lost sessions that are kept, of each."""
         self._keep = keep
         self._lock = threading.RLock()
-        self._held = os.open(path.with_name(path.name + ".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._file = JournalFile(path)
+        self._db = self._file.db
         try:
-            fcntl.flock(self._held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(self._held)
-            raise Unavailable(
-                f"the journal {path} is held by another admission process; stop it first", reason="JOURNAL_HELD"
-            ) from None
-        try:
-            self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-            self._db.execute("PRAGMA journal_mode=WAL")
-            self._db.execute("PRAGMA synchronous=FULL")
-            self._db.executescript(SCHEMA)
             with self._transaction():
                 self._db.execute(
                     "INSERT INTO meta VALUES ('term', 1) ON CONFLICT (name) DO UPDATE SET value = value + 1"
                 )
                 (self.term,) = self._db.execute("SELECT value FROM meta WHERE name = 'term'").fetchone()
         except BaseException:
-            os.close(self._held)
+            self._file.close()
             raise
 
     def close(self) -> None:
         """Close; the lock is let go."""
         with self._lock:
-            self._db.close()
-            os.close(self._held)
+            self._file.close()
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
         with self._lock:
             try:
                 self._db.execute("BEGIN IMMEDIATE")
-                try:
-                    yield
-                except BaseException:
-                    self._db.execute("ROLLBACK")
-                    raise
+                yield
                 self._db.execute("COMMIT")
             except sqlite3.Error as error:
-                if self._db.in_transaction:
-                    self._db.execute("ROLLBACK")
                 raise Unavailable(
                     f"the journal could not be written: {error}; nothing was done", reason="JOURNAL_FAILED"
                 ) from error
+            finally:
+                # Some errors, a full disk among them, have ended the transaction already.
+                if self._db.in_transaction:
+                    self._db.execute("ROLLBACK")
+
+    @contextmanager
+    def _unsynced(self) -> Iterator[None]:
+        """A transaction that reaches the disk with the next one: of what admission would find out again."""
+        with self._lock:
+            self._db.execute("PRAGMA synchronous=NORMAL")
+            try:
+                with self._transaction():
+                    yield
+            finally:
+                self._db.execute("PRAGMA synchronous=FULL")
 
     def _all(self, query: str, values: Sequence[object] = ()) -> list[tuple]:  # type: ignore[type-arg]
         with self._lock:
@@ -122,12 +123,30 @@ class Journal:
 
     def _lose(self, host_id: str, incarnation: int) -> list[str]:
         # Sessions in a move are the move's: its story decides.
+        (loss,) = self._db.execute(_NEXT_LOSS).fetchone()
         rows = self._db.execute(
-            "UPDATE sessions SET lost = 1 WHERE host_id = ? AND incarnation <= ? AND move_id = '' AND lost = 0 "
+            "UPDATE sessions SET lost = ? WHERE host_id = ? AND incarnation <= ? AND move_id = '' AND lost = 0 "
             "RETURNING session_id",
-            (host_id, incarnation),
+            (loss, host_id, incarnation),
         ).fetchall()
+        self._prune_lost()
         return [session_id for (session_id,) in rows]
+
+    def _prune_lost(self) -> None:
+        self._db.execute(
+            "DELETE FROM sessions WHERE rowid IN "
+            "(SELECT rowid FROM sessions WHERE lost > 0 ORDER BY lost DESC LIMIT -1 OFFSET ?)",
+            (self._keep,),
+        )
+
+    def forget_hosts(self, host_ids: Sequence[str]) -> list[str]:
+        """Forget those hosts that have no session, lost or not, and are in no open move. Returns them."""
+        in_moves = {host.host_id for move in self.open_moves() for host in (move.source, move.destination)}
+        with self._transaction():
+            owning = {host_id for (host_id,) in self._db.execute("SELECT DISTINCT host_id FROM sessions")}
+            forgotten = [host_id for host_id in host_ids if host_id not in owning | in_moves]
+            self._db.executemany("DELETE FROM hosts WHERE host_id = ?", [(host_id,) for host_id in forgotten])
+        return forgotten
 
     # --- sessions
 
@@ -255,7 +274,7 @@ class Journal:
 
     def save_move(self, record: MoveRecord, new_lines: int, path: PathRow | None = None) -> None:
         """Keep a transition: the move, the last `new_lines` of its log, and what it means for session and lease."""
-        with self._transaction():
+        with self._unsynced() if record.phase.closed else self._transaction():
             self._db.execute(
                 f"UPDATE moves SET {', '.join(f'{name} = ?' for name in MOVE_COLUMNS)} WHERE move_id = ?",
                 (*move_to_row(record), record.move_id),
@@ -289,14 +308,21 @@ class Journal:
                     record.move_id,
                 ),
             )
-        if record.phase.closed:
+        if record.phase.closed and record.state.session_closed:
+            self._db.execute(
+                "DELETE FROM sessions WHERE session_id = ? AND move_id = ?", (record.session_id, record.move_id)
+            )
+        elif record.phase.closed:
             # The host may have been proven dead while the move still had the session.
             self._db.execute(
-                "UPDATE sessions SET move_id = '', lost = max(lost, ?, EXISTS (SELECT 1 FROM hosts "
+                "UPDATE sessions SET move_id = '', lost = CASE WHEN ? OR EXISTS (SELECT 1 FROM hosts "
                 "WHERE hosts.host_id = sessions.host_id AND (hosts.incarnation > sessions.incarnation "
-                "OR (hosts.incarnation = sessions.incarnation AND fenced)))) WHERE session_id = ? AND move_id = ?",
+                "OR (hosts.incarnation = sessions.incarnation AND fenced))) "
+                f"THEN ({_NEXT_LOSS}) ELSE lost END WHERE session_id = ? AND move_id = ?",
                 (record.phase is Phase.LOST, record.session_id, record.move_id),
             )
+        if record.phase is Phase.LOST:
+            self._prune_lost()
         if record.phase is Phase.DONE or record.phase.closed:
             self._db.execute("DELETE FROM leases WHERE move_id = ?", (record.move_id,))
 
@@ -363,9 +389,15 @@ class Journal:
 
     # --- leases and profile
 
-    def leases(self, host_id: str) -> list[Lease]:
-        """Leases at a destination."""
-        return [Lease(*row) for row in self._all("SELECT * FROM leases WHERE host_id = ?", (host_id,))]
+    def leases(self) -> list[Lease]:
+        """All leases."""
+        rows = self._all(
+            "SELECT move_id, host_id, slot_bytes, begins_s, ends_s, phase FROM leases JOIN moves USING (move_id)"
+        )
+        return [
+            Lease(move_id, host_id, slot_bytes, begins_s, ends_s, phase in RECEIVING)
+            for move_id, host_id, slot_bytes, begins_s, ends_s, phase in rows
+        ]
 
     def paths(self) -> list[PathRow]:
         """What was measured of all paths."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from admission.machine import Phase, State, Transition
+from admission.machine import EventKind, Phase, State, Transition
 from admission.record import MoveRecord, move_to
 from admission.rules import Mode
 from worldline import wire
@@ -37,13 +37,17 @@ class HostRow:
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """What a move holds at its destination; Unix seconds."""
+    """What a move holds at its destination; Unix seconds.
+
+    `receives`: it takes one of the receiver's places. A move that is being given up only holds its bytes.
+    """
 
     move_id: str
     host_id: str
     slot_bytes: int
     begins_s: float
     ends_s: float
+    receives: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +139,7 @@ def move_from_row(row: tuple, transitions: tuple[Transition, ...]) -> MoveRecord
             bool(cells["source_dead"]),
             bool(cells["destination_dead"]),
             freed=bool(cells["source_dead"]),
+            session_closed=any(line.event == EventKind.SOURCE_CLOSED.value for line in transitions),
             reason=message.reason,
             message=message.message,
         ),

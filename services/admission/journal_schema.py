@@ -11,6 +11,7 @@ CREATE TABLE IF NOT EXISTS sessions (
     session_id TEXT PRIMARY KEY, host_id TEXT NOT NULL, incarnation INTEGER NOT NULL, epoch INTEGER NOT NULL,
     lost INTEGER NOT NULL, move_id TEXT NOT NULL, info BLOB NOT NULL);
 CREATE INDEX IF NOT EXISTS sessions_by_host ON sessions (host_id);
+CREATE INDEX IF NOT EXISTS sessions_lost ON sessions (lost) WHERE lost > 0;
 CREATE TABLE IF NOT EXISTS moves (
     sequence INTEGER PRIMARY KEY AUTOINCREMENT, move_id TEXT UNIQUE NOT NULL, request_id TEXT UNIQUE NOT NULL,
     request_digest BLOB NOT NULL, session_id TEXT NOT NULL, phase INTEGER NOT NULL, closed INTEGER NOT NULL,

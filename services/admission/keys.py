@@ -6,6 +6,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from worldline.errors import Owned
+
 
 class Keys:
     """Holds keys; another holder of the same key waits."""
@@ -15,10 +17,16 @@ class Keys:
         self._held: set[str] = set()
 
     @contextmanager
-    def hold(self, key: str) -> Iterator[None]:
-        """Hold `key`."""
+    def hold(self, key: str, timeout_s: float) -> Iterator[None]:
+        """Hold `key`. Raises Owned: another holder still had it after `timeout_s`."""
         with self._changed:
-            self._changed.wait_for(lambda: key not in self._held)
+            if not self._changed.wait_for(lambda: key not in self._held, timeout_s):
+                raise Owned(
+                    f"request {key} is still being worked on after {timeout_s:.1f} s; ask again with the same id",
+                    reason="REQUEST_IN_PROGRESS",
+                    resource=("request", key),
+                    retry_after_s=1.0,
+                )
             self._held.add(key)
         try:
             yield

@@ -51,6 +51,7 @@ class EventKind(enum.Enum):
     FREED = "freed"
     SOURCE_LIVE = "source live"
     SOURCE_EMPTY = "source empty"  # the source lives, but does not have the session any more
+    SOURCE_CLOSED = "source closed"  # the source's player, or its idle timer, closed the session
     DROPPED = "dropped"
     SOURCE_DIED = "source died"
     DESTINATION_DIED = "destination died"
@@ -81,7 +82,10 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """Where a move stands, which of its hosts are proven dead, and what was acknowledged after DONE."""
+    """Where a move stands, which of its hosts are proven dead, and what was acknowledged after DONE.
+
+    `session_closed`: the source has said that the session was closed there; nothing is left that could be lost.
+    """
 
     phase: Phase = Phase.OPEN
     source_dead: bool = False
@@ -90,6 +94,7 @@ class State:
     freed: bool = False
     reason: str = ""
     message: str = ""
+    session_closed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,11 +139,13 @@ _NEXT: dict[tuple[Phase, EventKind], Phase] = {
     (_P.DONE, _E.RESTARTED): _P.DONE,
     (_P.ABORT, _E.SOURCE_LIVE): _P.DROPPING,
     (_P.ABORT, _E.SOURCE_EMPTY): _P.LOSING,
+    (_P.ABORT, _E.SOURCE_CLOSED): _P.DROPPING,
     (_P.ABORT, _E.SOURCE_DIED): _P.LOSING,
     (_P.ABORT, _E.DESTINATION_DIED): _P.ABORT,
     (_P.ABORT, _E.RESTARTED): _P.ABORT,
     (_P.REINSTATE, _E.SOURCE_LIVE): _P.DROPPING,
     (_P.REINSTATE, _E.SOURCE_EMPTY): _P.LOSING,
+    (_P.REINSTATE, _E.SOURCE_CLOSED): _P.DROPPING,
     (_P.REINSTATE, _E.SOURCE_DIED): _P.LOSING,
     (_P.REINSTATE, _E.DESTINATION_DIED): _P.REINSTATE,
     (_P.REINSTATE, _E.RESTARTED): _P.REINSTATE,
@@ -153,6 +160,8 @@ _NEXT: dict[tuple[Phase, EventKind], Phase] = {
 }
 
 _GOING_ON = (_P.OPEN, _P.COMMIT, _P.GRANTED, _P.DONE, _P.MOVED)
+# A move in one of these takes a place at its receiver.
+RECEIVING = (_P.OPEN, _P.COMMIT, _P.GRANTED, _P.DONE)
 
 _EFFECTS: dict[Phase, tuple[Effect, ...]] = {
     _P.OPEN: (Effect.MOVE,),
@@ -186,11 +195,13 @@ def step(state: State, event: Event, story: Sequence[Transition] = ()) -> tuple[
         destination_dead=state.destination_dead or event.kind is _E.DESTINATION_DIED,
         activated=state.activated or event.kind is _E.ACTIVATED,
         freed=state.freed or event.kind in (_E.FREED, _E.SOURCE_DIED),
+        session_closed=state.session_closed or event.kind is _E.SOURCE_CLOSED,
     )
     after = _settled(after)
+    newly_closed = after.session_closed and not state.session_closed
     newly_lost = after.phase in (_P.LOSING, _P.LOST) and state.phase is not _P.LOSING
-    if (state.phase in _GOING_ON and after.phase not in _GOING_ON) or newly_lost:
-        reason = "SESSION_LOST" if newly_lost else event.reason or "ABORTED"
+    if (state.phase in _GOING_ON and after.phase not in _GOING_ON) or newly_lost or newly_closed:
+        reason = "SESSION_LOST" if newly_lost else "SESSION_CLOSED" if newly_closed else event.reason or "ABORTED"
         after = replace(after, reason=reason, message=event.message or state.message)
     return after, effects_of(after)
 
@@ -198,6 +209,8 @@ def step(state: State, event: Event, story: Sequence[Transition] = ()) -> tuple[
 def _settled(state: State) -> State:
     """What follows at once from who is dead and what was acknowledged."""
     phase = state.phase
+    if phase is _P.LOSING and state.session_closed:
+        phase = _P.DROPPING
     if phase is _P.REINSTATE and state.source_dead:
         phase = _P.LOSING
     if phase is _P.DONE and state.freed:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import dataclass
 
+from admission.decision import lost_session
 from admission.fleet import Fleet, Host
 from admission.journal import Journal
 from admission.journal_rows import PlacementRow
@@ -31,6 +32,7 @@ class Placer:
 
         Raises:
             BadRequest: the request id was used for another request. NotFound: nobody serves the preset.
+            NotFound: SESSION_CLOSED, the session of that request is gone. SessionLost: it was lost with its host.
             Exhausted: no host has room. Unavailable: no host, or the chosen one, can be reached.
         """
         digested = request_digest(request)
@@ -91,9 +93,19 @@ class Placer:
         with rpc.calling(f"host {host.host_id}"):
             made = stub.CreateSession(asked, timeout=min(budget_s, self.settings.create_timeout_s))
         facts = self.fleet.placed(host.host_id, host.facts.incarnation, made.session)
-        # A repeated request may find that its session has moved on since.
-        row = self.journal.session(facts.descriptor.session_id)
-        if row is not None and not row.lost:
+        session_id = facts.descriptor.session_id
+        row = self.journal.session(session_id)
+        if row is not None and row.lost:
+            raise lost_session(row)
+        # A repeated request may find that its session has moved on since, or was closed.
+        elsewhere = row is not None and (row.host_id != host.host_id or bool(row.move_id))
+        if not facts.state.owns and not elsewhere:
+            raise NotFound(
+                f"session {session_id} of this request was closed; place another with a new request id",
+                reason="SESSION_CLOSED",
+                resource=("session", session_id),
+            )
+        if row is not None:
             host = self.fleet.host(row.host_id)
         return pb.PlaceSessionResponse(
             session=made.session,

@@ -25,7 +25,7 @@ from admission.rules import Mode
 from admission.settings import AdmissionSettings
 from admission.watch import Feed
 from worldline import rpc, telemetry, wire
-from worldline.errors import BadRequest, Internal, Unsupported
+from worldline.errors import BadRequest, Exhausted, Internal, Unsupported
 from worldline.move import Fault, HostRef, require_id, require_uuid
 from worldline.v1 import admission_service_pb2 as pb
 from worldline.v1 import admission_service_pb2_grpc as pb_grpc
@@ -55,14 +55,28 @@ class AdmissionService(pb_grpc.AdmissionServiceServicer):
         # A verdict and the lease that follows from it are one thing: no two decisions may overlap.
         self._deciding = threading.Lock()
         self._placing = Keys()
+        # A host that is stopped holds the calls that ask it: heartbeats must not wait behind them.
+        self._most_placing = parts.settings.rpc_threads // 4
+        self._may_place = threading.BoundedSemaphore(self._most_placing)
 
     # --- sessions
 
     def PlaceSession(self, request: pb.PlaceSessionRequest, context: grpc.ServicerContext) -> pb.PlaceSessionResponse:
         requests.check_placement(request)
         budget_s = rpc.remaining_s(context, self._parts.settings.create_timeout_s)
-        with self._placing.hold(request.request_id):
-            return self._parts.placer.place(request, budget_s)
+        if not self._may_place.acquire(blocking=False):
+            raise Exhausted(
+                f"{self._most_placing} sessions are being placed, no more can be at once; ask again with the same id",
+                reason="TOO_MANY_PLACEMENTS",
+                numbers={"limit": self._most_placing},
+                retry_after_s=1.0,
+            )
+        try:
+            ends_s = time.monotonic() + budget_s
+            with self._placing.hold(request.request_id, budget_s):
+                return self._parts.placer.place(request, max(ends_s - time.monotonic(), 0.0))
+        finally:
+            self._may_place.release()
 
     def LocateSession(
         self, request: pb.LocateSessionRequest, context: grpc.ServicerContext

@@ -31,7 +31,7 @@ class Admission:
         self._channels = rpc.Channels(settings)
         self._alarm = Alarm()
         self._feed = Feed(settings.max_watchers)
-        self._fleet = Fleet(self.journal)
+        self._fleet = Fleet(self.journal, settings.forget_s)
         profile = Profile(Prior(settings.bandwidth_Bps, settings.setup_s), self.journal.paths())
         effects = Effects(self._channels, self.journal.term, settings.call_timeout_s, self._public_address)
         means = Means(self.journal, effects, self._alarm, profile, settings, self._feed.changed)
@@ -40,7 +40,7 @@ class Admission:
         parts = Parts(
             self.journal,
             self._fleet,
-            Decider(self.journal, self._fleet, profile, settings),
+            Decider(self.journal, self._fleet, profile, settings, self._coordinator.stalled),
             Placer(self.journal, self._fleet, settings, self._channels),
             self._coordinator,
             self._feed,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from worldline.plan import MAX_CHUNK_BYTES, MAX_STREAMS, PAGE_BYTES
 from worldline.settings import ServiceSettings
@@ -30,10 +30,18 @@ class AdmissionSettings(ServiceSettings):
     reserve_timeout_s: float = Field(60.0, gt=0, le=3600, description="seconds reserving may take, before the freeze")
     bandwidth_Bps: float = Field(1e9, gt=0, le=1e15, description="bandwidth of a path before it was measured, bytes/s")
     setup_s: float = Field(0.1, ge=0, le=600, description="fixed seconds of a move before its path was measured")
+    forget_s: float = Field(
+        3600.0, gt=0, le=1e7, description="seconds of silence after which a host without sessions is forgotten"
+    )
     receiver_cap: int = Field(1, ge=1, le=64, description="moves in flight into one engine host")
     max_moves: int = Field(256, ge=1, le=4096, description="open moves; each holds a thread")
-    max_watchers: int = Field(16, ge=1, le=256, description="WatchMove streams; each holds one of rpc_threads")
-    keep_moves: int = Field(10_000, ge=100, le=1_000_000, description="closed moves and placements kept in the journal")
+    max_watchers: int = Field(12, ge=1, le=256, description="WatchMove streams; each holds one of rpc_threads")
+    keep_moves: int = Field(
+        10_000,
+        ge=100,
+        le=1_000_000,
+        description="closed moves, placements and lost sessions kept in the journal, of each",
+    )
     grace_s: float = Field(1.0, ge=0, le=600, description="seconds a freeze may outlast the horizon of its class")
     max_freeze_s: float = Field(30.0, gt=0, le=3600, description="longest freeze of a class without deadline")
     move_deadline_s: float = Field(120.0, gt=0, le=3600, description="freeze to commit of a class without deadline")
@@ -50,3 +58,29 @@ class AdmissionSettings(ServiceSettings):
     )
     large_region_bytes: int = Field(64 << 20, gt=0, description="regions from this size on are large, bytes")
     streams: int = Field(2, ge=1, le=MAX_STREAMS, description="parallel streams of a move")
+
+    @model_validator(mode="after")
+    def _can_work(self) -> AdmissionSettings:
+        """Each bound must leave room for what it bounds."""
+        wrong = []
+        if self.silent_s <= 2 * self.heartbeat_s:
+            wrong.append(
+                f"silent_s {self.silent_s:g} must be over twice heartbeat_s {self.heartbeat_s:g}: one late heartbeat "
+                "must not make a process silent"
+            )
+        if 2 * self.max_watchers >= self.rpc_threads:
+            wrong.append(
+                f"max_watchers {self.max_watchers} must be under half of rpc_threads {self.rpc_threads}: each watcher "
+                "holds a thread, and heartbeats need some"
+            )
+        if self.no_progress_s > self.move_deadline_s:
+            wrong.append(
+                f"no_progress_s {self.no_progress_s:g} must not be over move_deadline_s {self.move_deadline_s:g}"
+            )
+        if self.silent_s > self.forget_s:
+            wrong.append(f"forget_s {self.forget_s:g} must not be under silent_s {self.silent_s:g}")
+        if self.chunk_bytes > self.large_chunk_bytes:
+            wrong.append(f"chunk_bytes {self.chunk_bytes} must not be over large_chunk_bytes {self.large_chunk_bytes}")
+        if wrong:
+            raise ValueError("; ".join(wrong))
+        return self

@@ -103,7 +103,10 @@ class Arena:
         return self.address <= address < self.address + self.size_bytes
 
     def read_only_fd(self) -> int:
-        """A new descriptor of the same memory that cannot be mapped writable."""
+        """A new descriptor of the same memory, opened for reading.
+
+        It keeps an honest reader from writing; a process of the same user can open it again for writing.
+        """
         return os.open(f"/proc/self/fd/{self.fd}", os.O_RDONLY | os.O_CLOEXEC)
 
     def writable_fd(self) -> int:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from enginehost import tree
-from enginehost.host import Host
+from enginehost.host import Host, fenced
 from enginehost.ownership import MAX_PAST, State
 from enginehost.session import Copy, Landing, Session
 from enginehost.slots import Slot
@@ -47,6 +47,7 @@ class Destination:
     def __init__(self, host: Host) -> None:
         self._host = host
 
+    @fenced
     def stage(
         self, fence: Fence, layout: Layout, descriptor: Descriptor, fingerprint: Fingerprint, timeout_s: float
     ) -> Staged:
@@ -57,7 +58,6 @@ class Destination:
             Mismatch: fingerprint, engine version or size; every difference is listed.
         """
         host = self._host
-        host.check(fence)
         if descriptor.session_id != fence.session_id:
             what = f"{descriptor.session_id} is not the fence's {fence.session_id}"
             raise BadRequest(f"descriptor.session_id {what}", violations={"descriptor.session_id": what})
@@ -73,6 +73,8 @@ class Destination:
                 copy, prefault_s = session.require_copy(), 0.0
                 if (copy.slot.layout.digest, copy.descriptor.digest) != (layout.digest, descriptor.digest):
                     raise Mismatch(f"move {fence.move_id} has staged another layout or descriptor here")
+            with session.cond:
+                session.staged_at_s = time.monotonic()
             ticket = host.regions.issue(fence.move_id, lambda: _writable(session, fence.move_id))
         _log.info("staged", session_id=fence.session_id, move_id=fence.move_id, region_bytes=layout.region_bytes)
         return Staged(ticket, prefault_s)
@@ -80,6 +82,7 @@ class Destination:
     def _reserve(self, layout: Layout, descriptor: Descriptor, fingerprint: Fingerprint) -> tuple[Copy, float]:
         host = self._host
         host.require_open()
+        host.require_room()
         engine, preset = host.engine(descriptor.engine, descriptor.preset)
         if engine.version != descriptor.engine_version:
             what = f"{descriptor.engine_version!r} there, {engine.version!r} here"
@@ -100,6 +103,7 @@ class Destination:
         slot = Slot(descriptor.session_id, layout, charge)
         return Copy(descriptor, engine, preset, mine, slot), time.monotonic() - started_s
 
+    @fenced
     def attest(self, fence: Fence, manifest: Manifest, plan: Plan, chunk_crcs: Sequence[int]) -> Receipt:
         """The destination's receipt over what the mover found in the slot.
 
@@ -107,7 +111,6 @@ class Destination:
             BadRequest: not one checksum for each chunk of the plan.
             Mismatch: the manifest is not of what is staged here, or another was attested before.
         """
-        self._host.check(fence)
         session = self._host.sessions.get(fence.session_id)
         copy = session.require_copy()
         layout = copy.slot.layout
@@ -134,9 +137,9 @@ class Destination:
                 raise Mismatch(f"move {fence.move_id} has attested something else here", reason="RECEIPT_MISMATCH")
         return receipt
 
+    @fenced
     def verify(self, fence: Fence, source: Receipt, timeout_s: float) -> Verified:
         """Check every byte of the staged copy against the source's receipt; nothing follows from it."""
-        self._host.check(fence)
         self._host.sessions.get(fence.session_id)
         with self._host.sessions.verb(fence.session_id, timeout_s) as session:
             session.ownership.require("verify", fence, State.STAGED, State.READY)
@@ -150,6 +153,7 @@ class Destination:
         crcs = slot.crcs(chunks)
         return Verified(tuple(differing_chunks(source.chunk_crcs, crcs)), tuple(crcs), whole_crc(chunks, crcs))
 
+    @fenced
     def commit(self, fence: Fence, grant: bytes, source: Receipt, timeout_s: float) -> tuple[Landing, int]:
         """Take the session: re-verify every byte, rehydrate, swap. Returns what landed and the epoch from now on.
 
@@ -159,7 +163,6 @@ class Destination:
             Unauthenticated: not the grant that the manifest promises.
         """
         host = self._host
-        host.check(fence)
         host.sessions.get(fence.session_id)
         with host.sessions.verb(fence.session_id, timeout_s) as session:
             with session.cond:
@@ -227,9 +230,9 @@ class Destination:
         session.let_go()
         self._host.regions.revoke(fence.move_id)
 
+    @fenced
     def activate(self, fence: Fence) -> Session:
         """The session may play."""
-        self._host.check(fence)
         session = self._host.sessions.get(fence.session_id)
         with session.cond:
             before = session.ownership
@@ -242,9 +245,9 @@ class Destination:
         self._host.scheduler.wake(session)
         return session
 
+    @fenced
     def drop(self, fence: Fence, timeout_s: float) -> State:
         """Drop the staged copy. NOTHING: nothing of it is held any more."""
-        self._host.check(fence)
         with self._host.sessions.verb(fence.session_id, timeout_s, create=True) as session:
             with session.cond:
                 before = session.ownership
@@ -261,6 +264,7 @@ def _writable(session: Session, move_id: str) -> int:
     with session.cond:
         if session.ownership.state is not State.STAGED or session.ownership.move_id != move_id:
             raise WrongState(f"move {move_id} has nothing staged here")
+        session.staged_at_s = time.monotonic()
         return session.require_copy().slot.arena.writable_fd()
 
 

@@ -58,6 +58,7 @@ class Driving:
                 reason="MOVE_TO_ITSELF",
                 violations={"destination.host_id": "this host"},
             )
+        host.accepted(fence)
         request = mover_pb.MoveRequest(
             fence=wire.fence_to(fence),
             plan=wire.plan_to(plan),

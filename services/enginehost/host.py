@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import resource
 import threading
-from collections.abc import Mapping
+import uuid
+from collections.abc import Callable, Mapping
+from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 from enginehost.arena import Budget
 from enginehost.fingerprint import Fingerprints
@@ -15,11 +19,18 @@ from enginehost.sessions import Sessions
 from enginehost.settings import EngineHostSettings
 from enginehost.stream import ended
 from worldline import telemetry
+from worldline.contract import Contract
 from worldline.engine import Engine, Preset, preset_of
-from worldline.errors import NotFound, Unavailable
+from worldline.errors import Exhausted, NotFound, Unavailable
 from worldline.move import Fence
 
+# Descriptors that are not slots': the process's own, connections, regions on their way to movers.
+RESERVED_FDS = 256
+# What a heartbeat may report.
+MAX_SESSIONS = 10_000
 _log = telemetry.log("host")
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class Host:
@@ -29,6 +40,7 @@ class Host:
         self.settings = settings
         self.host_id = settings.host_id
         self.incarnation = incarnation
+        self.instance_id = uuid.uuid4().hex
         self.engines = dict(engines)
         self.budget = Budget(settings.budget_bytes)
         self.fingerprints = Fingerprints(self.engines)
@@ -37,13 +49,37 @@ class Host:
         self.regions = Regions(settings.regions_dir / f"{settings.host_id}.sock")
         self.streams = threading.BoundedSemaphore(max(1, settings.rpc_threads // 2))
         self.draining = False
-        self._highest_term = 0
+        self.ended = False
+        # Makes the host talk to its admission at once; set where there is one.
+        self.ask_admission: Callable[[], None] = _nobody
+        self._told = bool(settings.admission)
+        self._term = -1 if self._told else 0
         self._term_lock = threading.Lock()
 
+    # --- whose messages count
+
     def check(self, fence: Fence) -> None:
-        """Refuse a stale fence. Raises StaleFence."""
+        """Refuse a stale fence, and one of a term that admission has not told. Raises StaleFence, Unavailable."""
         with self._term_lock:
-            self._highest_term = check_fence(fence, self.incarnation, self._highest_term)
+            term = self._term
+        try:
+            check_fence(fence, self.incarnation, term, told=self._told)
+        except Unavailable:
+            self.ask_admission()
+            raise
+
+    def accepted(self, fence: Fence) -> None:
+        """A message was done. Without admission, its controller outranks older ones from now on."""
+        if not self._told:
+            with self._term_lock:
+                self._term = max(self._term, fence.term)
+
+    def admission_term(self, term: int, *, registered: bool) -> None:
+        """What admission answered. A registration counts also downwards: the journal may have been replaced."""
+        with self._term_lock:
+            self._term = term if registered else max(self._term, term)
+
+    # --- what is taken
 
     def engine(self, name: str, preset: str) -> tuple[Engine, Preset]:
         """An engine and one of its presets. Raises NotFound with the names there are."""
@@ -59,7 +95,26 @@ class Host:
     def require_open(self) -> None:
         """Refuse new sessions and slots while draining. Raises Unavailable."""
         if self.draining:
-            raise Unavailable(f"engine host {self.host_id} is draining", reason="DRAINING", retry_after_s=5.0)
+            raise Unavailable(f"engine host {self.host_id} is draining", reason="DRAINING", retry_after_s=1.0)
+
+    def require_room(self) -> None:
+        """Refuse a further slot where descriptors could run out. Raises Exhausted."""
+        held, limit = self.sessions.count(), max_sessions(self.settings)
+        if held >= limit:
+            raise Exhausted(
+                f"engine host {self.host_id} holds {held} sessions and staged copies, and {limit} at most "
+                "(RLIMIT_NOFILE less a reserve): move some away, or raise the limit of open files",
+                reason="MAX_SESSIONS",
+                numbers={"held": held, "limit": limit},
+                violations={"sessions": f"at most {limit}"},
+                retry_after_s=1.0,
+            )
+
+    def freeze_limit_s(self, contract: Contract) -> float:
+        """Longest freeze that a session of this contract bears, in seconds."""
+        if contract.has_deadline:
+            return contract.horizon_s + self.settings.grace_s
+        return self.settings.max_freeze_s
 
     def thaw(self, session: Session, move_id: str) -> None:
         """The freeze lasted too long: the session goes on by itself."""
@@ -74,7 +129,7 @@ class Host:
 
     def end_all(self, reason: str) -> None:
         """Stop playing at once and tell every player why."""
-        self.draining = True
+        self.draining = self.ended = True
         self.scheduler.stop()
         for session in self.sessions.held():
             with session.cond:
@@ -84,3 +139,41 @@ class Host:
                 timer.cancel()
             if stream is not None:
                 stream.finish(ended(reason))
+
+
+class _Verbs(Protocol):
+    _host: Host
+
+
+V = TypeVar("V", bound=_Verbs)
+
+
+def fenced(verb: Callable[Concatenate[V, Fence, P], R]) -> Callable[Concatenate[V, Fence, P], R]:
+    """A verb of a move: refused if its fence is stale; a term counts only once its message was done."""
+
+    @functools.wraps(verb)
+    def checked(self: V, fence: Fence, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        self._host.check(fence)
+        answer = verb(self, fence, *args, **kwargs)
+        self._host.accepted(fence)
+        return answer
+
+    return checked
+
+
+def allow_many_files() -> None:
+    """Raise the soft limit of open files to the hard one: every slot holds one."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def max_sessions(settings: EngineHostSettings) -> int:
+    """Slots that the limit of open files leaves room for, each call's own descriptors set aside."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return MAX_SESSIONS
+    return max(0, min(MAX_SESSIONS, soft - RESERVED_FDS - 2 * settings.rpc_threads))
+
+
+def _nobody() -> None:
+    """There is no admission to ask."""

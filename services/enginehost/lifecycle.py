@@ -1,4 +1,4 @@
-"""Sessions come and go without a move: creation, closing, and what happens to those whose player is away."""
+"""Sessions come and go without a move: creation, closing, and what happens to those that everybody has left."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import hmac
 import secrets
 import threading
 import time
-import uuid
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
@@ -48,7 +47,7 @@ class _Request:
 
 
 class Lifecycle:
-    """Creates and closes sessions; a thread of its own suspends and closes abandoned ones."""
+    """Creates and closes sessions; a thread of its own ends what everybody has left: sessions and staged copies."""
 
     def __init__(self, host: Host) -> None:
         self._host = host
@@ -58,7 +57,7 @@ class Lifecycle:
         self._thread = threading.Thread(target=self._watch, name="idle", daemon=True)
 
     def start(self) -> None:
-        """Watch for abandoned sessions."""
+        """Watch for what was abandoned."""
         self._thread.start()
 
     def stop(self) -> None:
@@ -106,10 +105,11 @@ class Lifecycle:
     def _make(self, wanted: Wanted, timeout_s: float) -> tuple[Session, str]:
         host = self._host
         host.require_open()
+        host.require_room()
         engine, preset = host.engine(wanted.engine, wanted.preset)
         token = secrets.token_urlsafe(32)
         descriptor = Descriptor(
-            session_id=wanted.session_id or f"s-{uuid.uuid4().hex[:16]}",
+            session_id=wanted.session_id or f"s-{secrets.token_hex(8)}",
             engine=wanted.engine,
             engine_version=engine.version,
             preset=preset.name,
@@ -186,27 +186,34 @@ class Lifecycle:
             with session.cond:
                 if session.ownership.state is not state:
                     raise WrongState(
-                        f"session {session.session_id} is {session.ownership.state.name} by now: ask again"
+                        f"session {session.session_id} is {session.ownership.state.name} by now: ask again",
+                        retry_after_s=0.1,
                     )
                 session.ownership = session.ownership.close()
                 stream, session.stream = session.stream, None
         finally:
             session.go()
+            self._host.scheduler.wake(session)
         freed = session.let_go()
         if stream is not None:
             stream.finish(ended(reason))
         _log.info("closed", session_id=session.session_id, reason=reason, freed_bytes=freed)
 
-    # --- abandoned sessions
+    # --- what was abandoned
 
     def _watch(self) -> None:
         settings = self._host.settings
-        tick_s = min(1.0, settings.idle_s / 4, settings.close_s / 4)
+        tick_s = min(1.0, settings.idle_s / 4, settings.close_s / 4, settings.stage_ttl_s / 4)
         while not self._stopped.wait(tick_s):
             for session in self._host.sessions.held():
-                self._look_at(session, settings.idle_s, settings.close_s)
+                try:
+                    self._close_abandoned(session, settings.idle_s, settings.close_s)
+                    self._drop_abandoned(session)
+                except WorldlineError:
+                    # A verb has it, or a player just came: not abandoned.
+                    continue
 
-    def _look_at(self, session: Session, idle_s: float, close_s: float) -> None:
+    def _close_abandoned(self, session: Session, idle_s: float, close_s: float) -> None:
         with session.cond:
             away_s = time.monotonic() - session.away_since_s
             if session.stream is not None or session.ownership.move_id or away_s < idle_s or not session.at_boundary:
@@ -214,13 +221,49 @@ class Lifecycle:
             session.ownership = session.ownership.suspend()
             if session.ownership.state is not State.SUSPENDED or away_s < idle_s + close_s:
                 return
-        try:
-            with self._host.sessions.verb(session.session_id, 0.0) as held:
-                held.halt(0.0)
-                self._end(held, "IDLE", State.SUSPENDED)
-        except WorldlineError:
-            # A verb has it, or a player just came: not abandoned.
-            return
+            if self._in_a_move(session):
+                return
+        with self._host.sessions.verb(session.session_id, 0.0) as held:
+            held.halt(0.0)
+            self._end(held, "IDLE", State.SUSPENDED)
+
+    def _in_a_move(self, session: Session) -> bool:
+        """Whether a move has registered that is not over here and may still freeze."""
+        if session.registered is None:
+            return False
+        move_id, at_s = session.registered
+        recent = time.monotonic() - at_s < self._host.settings.stage_ttl_s
+        return recent and not session.ownership.over_here(move_id)
+
+    def _drop_abandoned(self, session: Session) -> None:
+        """Drop a staged copy that was not attested and whose move has told nothing for too long.
+
+        Not while its source may still be frozen for it. Whoever maps its memory still writes into no other slot.
+        """
+        settings = self._host.settings
+        with session.cond:
+            move_id, copy = session.ownership.move_id, session.copy
+            if session.ownership.state is not State.STAGED or copy is None:
+                return
+            bound_s = settings.stage_ttl_s + self._host.freeze_limit_s(copy.descriptor.contract)
+        with self._host.sessions.verb(session.session_id, 0.0):
+            with session.cond:
+                attested = move_id in session.landings
+                if attested or time.monotonic() - session.staged_at_s < bound_s:
+                    return
+                expired = session.ownership.expire(move_id)
+                if expired is session.ownership:
+                    return
+                session.ownership = expired
+            freed_bytes = session.let_go()
+        self._host.regions.revoke(move_id)
+        _log.warning(
+            "dropped: its move told nothing for too long",
+            session_id=session.session_id,
+            move_id=move_id,
+            bound_s=bound_s,
+            freed_bytes=freed_bytes,
+        )
 
 
 def require_token(session: Session, token: str) -> None:
@@ -230,5 +273,7 @@ def require_token(session: Session, token: str) -> None:
     given = hashlib.sha256(token.encode("utf-8", "replace")).digest()
     if descriptor is None or not hmac.compare_digest(given, descriptor.resume_token_digest):
         raise Unauthenticated(
-            f"this is not the resume token of session {session.session_id}", reason="WRONG_RESUME_TOKEN"
+            f"this is not the resume token of session {session.session_id}",
+            reason="WRONG_RESUME_TOKEN",
+            resource=("session", session.session_id),
         )

@@ -11,7 +11,7 @@ import enum
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
-from worldline.errors import DataLoss, NotFound, Owned, StaleFence, WorldlineError, WrongState
+from worldline.errors import DataLoss, NotFound, Owned, StaleFence, Unavailable, WorldlineError, WrongState
 from worldline.move import Fence
 
 MAX_PAST = 64
@@ -55,7 +55,7 @@ class Ownership:
     """One session on this host.
 
     `move_id` is the move that has it, empty if none. `gave_epoch` is the epoch this host gave away last, 0 if never:
-    what a dropped copy falls back to.
+    what a dropped copy falls back to. `closed`: its player, or nobody for too long, ended it here; it lives nowhere.
     """
 
     state: State = State.NOTHING
@@ -63,6 +63,7 @@ class Ownership:
     move_id: str = ""
     past: tuple[Past, ...] = ()
     gave_epoch: int = 0
+    closed: bool = False
 
     # --- without a move
 
@@ -86,7 +87,15 @@ class Ownership:
             raise self._owned()
         if self.state not in (State.LIVE, State.SUSPENDED):
             raise self._wrong("close", (State.LIVE, State.SUSPENDED))
+        return replace(self, state=State.NOTHING, gave_epoch=0, closed=True)
+
+    def fail(self) -> Ownership:
+        """Its engine failed inside a block: NOTHING, and not because anybody closed it."""
         return replace(self, state=State.NOTHING, gave_epoch=0)
+
+    def over_here(self, move_id: str) -> bool:
+        """Whether that move has ended on this host."""
+        return any(past.move_id == move_id for past in self.past)
 
     # --- at the source
 
@@ -195,7 +204,13 @@ class Ownership:
             return self
         self.require("activate", fence, State.READY)
         live = self._over(fence.move_id, fence.epoch, Ending.TAKEN, State.LIVE)
-        return replace(live, gave_epoch=0)
+        return replace(live, gave_epoch=0, closed=False)
+
+    def expire(self, move_id: str) -> Ownership:
+        """STAGED -> NOTHING (or GONE), because the move told nothing for too long; anything else stays as it is."""
+        if self.state is not State.STAGED or self.move_id != move_id:
+            return self
+        return self._over(move_id, self.epoch, Ending.DROPPED, self._fallen())
 
     def drop(self, fence: Fence) -> Ownership:
         """STAGED -> NOTHING (or GONE). A session that is READY or that lives here is never dropped."""
@@ -274,6 +289,7 @@ class Ownership:
         return Owned(
             f"move {self.move_id} has the session ({self.state.name}); wait until it is closed",
             resource=("move", self.move_id),
+            retry_after_s=1.0,
         )
 
     def _wrong(self, verb: str, wanted: Collection[State]) -> WorldlineError:
@@ -286,18 +302,32 @@ class Ownership:
         )
 
 
-def check_fence(fence: Fence, incarnation: int, highest_term: int) -> int:
-    """Refuse a message meant for another incarnation or sent by an old controller. Returns the highest term now."""
+def check_fence(fence: Fence, incarnation: int, term: int, *, told: bool) -> None:
+    """Refuse a message meant for another incarnation or sent by an old controller.
+
+    `term` is the highest known. `told`: admission itself said which term it has, so that a higher one is nobody's.
+
+    Raises:
+        StaleFence: WRONG_INCARNATION, STALE_TERM.
+        Unavailable: UNKNOWN_TERM; admission may have started again and not been heard yet.
+    """
     if fence.incarnation != incarnation:
         raise StaleFence(
             f"incarnation {fence.incarnation} of this host was meant, but this is incarnation {incarnation}",
             reason="WRONG_INCARNATION",
             numbers={"incarnation": incarnation, "given": fence.incarnation},
         )
-    if fence.term < highest_term:
+    if fence.term < term:
         raise StaleFence(
-            f"term {fence.term} is old: a controller of term {highest_term} has spoken",
+            f"term {fence.term} is old: a controller of term {term} has spoken",
             reason="STALE_TERM",
-            numbers={"term": highest_term, "given": fence.term},
+            numbers={"term": term, "given": fence.term},
         )
-    return fence.term
+    if told and fence.term > term:
+        raise Unavailable(
+            f"term {fence.term} is not one that admission told this host "
+            f"({'it has told none yet' if term < 0 else f'it told {term}'}): admission is asked now",
+            reason="UNKNOWN_TERM",
+            numbers={"term": term, "given": fence.term},
+            retry_after_s=0.1,
+        )

@@ -16,7 +16,8 @@ from enginehost.ownership import State
 from enginehost.session import Moved, Session
 from enginehost.source import moved_to
 from enginehost.stream import Stream, ended
-from worldline.errors import BadRequest, Exhausted, NotFound, TimedOut, Unavailable, WorldlineError
+from worldline.errors import BadRequest, Exhausted, TimedOut, Unavailable, WorldlineError
+from worldline.move import require_id
 from worldline.v1 import engine_host_service_pb2 as pb
 
 OPEN_TIMEOUT_S = 5.0
@@ -132,7 +133,9 @@ def play(host: Host, requests: Iterator[pb.PlayRequest], context: grpc.ServicerC
 
 
 def _open(host: Host, opening: pb.PlayOpen) -> tuple[Session, Stream | Moved]:
-    session = host.sessions.get(opening.session_id)
+    session = host.sessions.get(require_id(opening.session_id, "open.session_id"))
+    if session.descriptor is None and session.copy is None:
+        session.require_copy()
     require_token(session, opening.resume_token)
     stream = Stream(with_state_crc=opening.with_state_crc)
     with session.cond:
@@ -145,10 +148,9 @@ def _open(host: Host, opening: pb.PlayOpen) -> tuple[Session, Stream | Moved]:
                 reason="SESSION_NOT_YET_LIVE",
                 retry_after_s=_NOT_YET_S,
             )
-        if host.draining:
-            raise Unavailable(f"engine host {host.host_id} is draining", reason="DRAINING", retry_after_s=5.0)
-        if session.copy is None:
-            raise NotFound(f"session {session.session_id} was closed", reason="SESSION_CLOSED")
+        if host.ended:
+            raise Unavailable(f"engine host {host.host_id} is draining", reason="DRAINING", retry_after_s=1.0)
+        copy = session.require_copy()
         session.ownership = session.ownership.wake()
         replaced, session.stream = session.stream, stream
         stream.replay_wanted = opening.replay_last and session.next_block > 0
@@ -157,7 +159,7 @@ def _open(host: Host, opening: pb.PlayOpen) -> tuple[Session, Stream | Moved]:
                 opened=pb.PlayOpened(
                     session=session_info(session),
                     host_id=host.host_id,
-                    action_bytes=session.copy.preset.action_bytes,
+                    action_bytes=copy.preset.action_bytes,
                 )
             )
         )

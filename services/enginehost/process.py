@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import time
 
 import torch
 
 from enginehost.driving import Driving
-from enginehost.host import Host
+from enginehost.host import Host, allow_many_files
 from enginehost.incarnation import Incarnation
 from enginehost.lifecycle import Lifecycle
 from enginehost.registration import Registration
@@ -17,18 +18,21 @@ from enginehost.settings import EngineHostSettings
 from worldline import engine as engines
 from worldline import rpc, telemetry
 from worldline.engine import Engine
-from worldline.errors import BadRequest
+from worldline.errors import BadRequest, StaleFence, WorldlineError
 from worldline.settings import shown
 from worldline.v1 import engine_host_service_pb2
 from worldline.v1.engine_host_service_pb2_grpc import add_EngineHostServiceServicer_to_server
 
 SERVICE = engine_host_service_pb2.DESCRIPTOR.services_by_name["EngineHostService"].full_name
 STOP_GRACE_S = 1.0
+TELL_S = 0.5
+DRAIN_TICK_S = 0.05
 
 
 def serve(settings: EngineHostSettings) -> None:
     """Serve until SIGTERM, SIGINT or the order to stop. Prints one JSON line when ready."""
     log = telemetry.log("enginehost")
+    allow_many_files()
     torch.set_num_threads(settings.torch_threads)
     served = _engines(settings.engines)
     incarnation = Incarnation(settings.state_dir, settings.host_id)
@@ -48,12 +52,15 @@ def serve(settings: EngineHostSettings) -> None:
         public_address = settings.public_address or address
         servicer.cluster_address = cluster_address
 
-        def fenced() -> None:
+        refusals: list[WorldlineError] = []
+
+        def refused(why: WorldlineError) -> None:
+            refusals.append(why)
             host.end_all("FENCED")
             server.ask_to_stop()
 
         registration = (
-            Registration(host, channels, cluster_address, public_address, fenced) if settings.admission else None
+            Registration(host, channels, cluster_address, public_address, refused) if settings.admission else None
         )
         if registration is not None:
             registration.start()
@@ -69,8 +76,16 @@ def serve(settings: EngineHostSettings) -> None:
         }
         print(json.dumps(ready), flush=True)
         server.wait()
+        host.draining = True
+        if registration is not None:
+            registration.tell(TELL_S)
+        if not host.ended:
+            _drain(host, server)
         if registration is not None:
             registration.stop()
+        for refusal in refusals:
+            if not isinstance(refusal, StaleFence):
+                raise refusal
     finally:
         host.end_all("DRAINING")
         lifecycle.stop()
@@ -78,6 +93,17 @@ def serve(settings: EngineHostSettings) -> None:
         host.regions.close()
         channels.close()
         incarnation.close()
+
+
+def _drain(host: Host, server: rpc.Server) -> None:
+    """Let sessions be moved away for `drain_s`, or until told to stop once more."""
+    log = telemetry.log("enginehost")
+    until_s = time.monotonic() + host.settings.drain_s
+    while (count := host.sessions.count()) and (left_s := until_s - time.monotonic()) > 0:
+        if server.wait(min(DRAIN_TICK_S, left_s)):
+            break
+    if count:
+        log.warning("ends with sessions that were not moved away", count=count)
 
 
 def _engines(wanted: str) -> dict[str, Engine]:

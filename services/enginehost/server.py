@@ -51,6 +51,9 @@ class EngineHostServicer(EngineHostServiceServicer):
     def CreateSession(
         self, request: pb.CreateSessionRequest, context: grpc.ServicerContext
     ) -> pb.CreateSessionResponse:
+        if request.session_id and self._host.settings.admission:
+            what = "admission places sessions here, so the host makes their ids: leave it empty"
+            raise BadRequest(f"session_id: {what}", reason="SESSION_ID_CHOSEN", violations={"session_id": what})
         wanted = Wanted(
             engine=request.engine,
             preset=request.preset,
@@ -176,7 +179,8 @@ class EngineHostServicer(EngineHostServiceServicer):
                 f"action {request.action} is none of RESUME, REINSTATE, DROP",
                 violations={"action": "RESUME, REINSTATE or DROP"},
             )
-        return pb.RollbackResponse(state=int(state))  # type: ignore[arg-type]
+        closed = state is State.NOTHING and self._host.sessions.closed(fence.session_id)
+        return pb.RollbackResponse(state=int(state), closed=closed)  # type: ignore[arg-type]
 
     # --- for movers and admission
 
@@ -255,9 +259,11 @@ def _waiting(context: grpc.ServicerContext) -> float:
 
 
 def _after(page_token: str) -> str:
+    if not page_token:
+        return ""
     try:
-        return base64.urlsafe_b64decode(page_token.encode()).decode()
-    except (binascii.Error, UnicodeError):
+        return require_id(base64.b64decode(page_token.encode(), b"-_", validate=True).decode(), "page_token")
+    except (binascii.Error, UnicodeError, BadRequest):
         raise BadRequest(
             "page_token is not one that this host gave", violations={"page_token": "not from an answer"}
         ) from None

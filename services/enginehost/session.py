@@ -97,6 +97,8 @@ class Session:
         self.landings: dict[str, Landing] = {}  # by move
         self.moved: Moved | None = None
         self.stream: Stream | None = None
+        self.registered: tuple[str, float] | None = None  # the move that came last, and when (monotonic)
+        self.staged_at_s = 0.0  # when the move of the staged copy was last heard of (monotonic)
         self.away_since_s = time.monotonic()
         self._last: pb.PlayBlock | None = None
         self._quantum: int | None = None
@@ -116,6 +118,12 @@ class Session:
                 f"session {self.session_id} has moved to {self.moved.public_address}",
                 reason="SESSION_GONE",
                 numbers={"moved_to": self.moved.public_address},
+            )
+        if self.ownership.closed:
+            raise NotFound(
+                f"session {self.session_id} was closed",
+                reason="SESSION_CLOSED",
+                resource=("session", self.session_id),
             )
         raise NotFound(
             f"session {self.session_id} is not on this host",
@@ -301,7 +309,7 @@ class Session:
         _log.error("the engine failed", session_id=self.session_id, block=self.next_block, exc_info=error)
         with self.cond:
             stream, self.stream = self.stream, None
-            self.ownership = self.ownership.close()
+            self.ownership = self.ownership.fail()
         self.let_go()
         if stream is not None:
             stream.finish(

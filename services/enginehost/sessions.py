@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from enginehost.ownership import Ownership
+from enginehost.ownership import Ownership, State
 from enginehost.session import Session
 from worldline.errors import NotFound, TimedOut
 
@@ -38,6 +38,16 @@ class Sessions:
             )
         return found
 
+    def closed(self, session_id: str) -> bool:
+        """Whether it is remembered that the session was closed here."""
+        session = self.find(session_id)
+        return session is not None and session.ownership.state is State.NOTHING and session.ownership.closed
+
+    def count(self) -> int:
+        """How many sessions this host holds bytes of."""
+        with self._lock:
+            return sum(session.copy is not None for session in self._all.values())
+
     def held(self) -> list[Session]:
         """Sessions that this host holds bytes of, ordered by id."""
         with self._lock:
@@ -63,7 +73,9 @@ class Sessions:
         try:
             if not session.verbs.acquire(timeout=max(0.0, timeout_s)):
                 raise TimedOut(
-                    f"session {session_id} was busy with another verb for {timeout_s:.3f} s", reason="SESSION_BUSY"
+                    f"session {session_id} was busy with another verb for {timeout_s:.3f} s",
+                    reason="SESSION_BUSY",
+                    retry_after_s=0.5,
                 )
             try:
                 yield session

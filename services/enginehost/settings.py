@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pydantic import Field
+from pydantic import Field, field_validator, model_validator
 
-from worldline.settings import ID_PATTERN, ServiceSettings
+from worldline.settings import ID_PATTERN, ServiceSettings, is_address
 
 
 class EngineHostSettings(ServiceSettings):
@@ -19,7 +19,9 @@ class EngineHostSettings(ServiceSettings):
     state_dir: Path = Field(Path("state"), description="folder of the lock that proves this host's death; keep it")
     regions_dir: Path = Field(Path("regions"), description="folder of the socket where the mover fetches regions")
     admission: str = Field("", description="admission to register with, host:port; empty: none")
-    mover_id: str = Field("", description="mover beside this host")
+    mover_id: str = Field(
+        "", pattern=rf"^$|{ID_PATTERN}", description="mover beside this host; needed where admission is set"
+    )
     mover_address: str = Field("", description="its control address, host:port; needed for Migrate only")
     cluster_address: str = Field("", description="address told to the fleet, host:port; empty: the one bound")
     public_address: str = Field("", description="address told to players, host:port; empty: the one bound")
@@ -27,4 +29,32 @@ class EngineHostSettings(ServiceSettings):
     torch_threads: int = Field(1, ge=1, le=256, description="threads torch computes with; results may depend on it")
     idle_s: float = Field(300.0, gt=0, description="seconds without a player after which a session is suspended")
     close_s: float = Field(3600.0, gt=0, description="further seconds after which a suspended session is closed")
+    grace_s: float = Field(
+        1.0, ge=0, le=600, description="seconds a freeze may outlast the horizon of its class; at least admission's"
+    )
+    max_freeze_s: float = Field(
+        120.0, gt=0, le=3600, description="longest freeze of a class without deadline; at least admission's"
+    )
+    stage_ttl_s: float = Field(
+        120.0,
+        gt=0,
+        le=86_400,
+        description="seconds, beside the longest freeze, that a move which tells nothing keeps a slot or a session",
+    )
+    drain_s: float = Field(
+        0.0, ge=0, le=86_400, description="seconds after SIGTERM in which sessions may be moved away; 0: ends at once"
+    )
     engines: str = Field("", description="engines to serve, separated by commas; empty: all that are installed")
+
+    @field_validator("admission", "mover_address", "cluster_address", "public_address")
+    @classmethod
+    def _are_addresses(cls, value: str) -> str:
+        if value and not is_address(value):
+            raise ValueError(f"{value[:64]!r} is not host:port")
+        return value
+
+    @model_validator(mode="after")
+    def _admission_is_told_of_a_mover(self) -> EngineHostSettings:
+        if self.admission and not self.mover_id:
+            raise ValueError("with admission, mover_id is needed: no session could move here or away without a mover")
+        return self

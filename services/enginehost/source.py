@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 import math
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from enginehost.host import Host
+from enginehost.host import Host, fenced
 from enginehost.ownership import State
 from enginehost.session import Freeze, Moved, Session
 from worldline import telemetry
@@ -20,7 +21,6 @@ from worldline.plan import Plan
 from worldline.receipt import Receipt, Side, whole_crc
 from worldline.v1 import engine_host_service_pb2 as pb
 
-MAX_FREEZE_S = 86_400.0
 _log = telemetry.log("source")
 
 
@@ -43,19 +43,22 @@ class Source:
 
     def register(self, session_id: str, fence: Fence | None) -> Registered:
         """Layout, descriptor and fingerprint; for a move also a ticket for the region, read-only."""
-        session = self._host.sessions.get(session_id)
         if fence is not None:
             self._host.check(fence)
+        session = self._host.sessions.get(session_id)
         with session.cond:
             copy = session.require_copy()
             if fence is not None:
                 session.ownership.require_registrable(fence)
+                session.registered = (fence.move_id, time.monotonic())
             manifest = session.freeze.manifest if session.freeze is not None else None
         ticket = b""
         if fence is not None:
             ticket = self._host.regions.issue(fence.move_id, lambda: _read_only(session))
+            self._host.accepted(fence)
         return Registered(copy.slot.layout, copy.descriptor, copy.fingerprint, ticket, manifest)
 
+    @fenced
     def freeze(self, fence: Fence, max_freeze_s: float, timeout_s: float) -> Freeze:
         """Stop at the next block boundary and make the manifest; the host's own timer runs from here.
 
@@ -63,11 +66,10 @@ class Source:
             Mismatch: LAYOUT_DRIFT; the session plays on.
             TimedOut: no block boundary in time; the session plays on.
         """
-        if not math.isfinite(max_freeze_s) or not 0 < max_freeze_s <= MAX_FREEZE_S:
-            what = f"{max_freeze_s} is not above 0 and at most {MAX_FREEZE_S:.0f} s"
+        if not math.isfinite(max_freeze_s) or max_freeze_s <= 0:
+            what = f"{max_freeze_s} is not a number above 0 s"
             raise BadRequest(f"max_freeze_s {what}", violations={"max_freeze_s": what})
-        self._host.check(fence)
-        self._host.sessions.get(fence.session_id)
+        self._require_bearable(fence.session_id, max_freeze_s)
         with self._host.sessions.verb(fence.session_id, timeout_s) as session:
             with session.cond:
                 session.require_copy()
@@ -95,6 +97,21 @@ class Source:
         )
         return freeze
 
+    def _require_bearable(self, session_id: str, max_freeze_s: float) -> None:
+        session = self._host.sessions.get(session_id)
+        with session.cond:
+            contract = session.require_copy().descriptor.contract
+        limit_s = self._host.freeze_limit_s(contract)
+        if max_freeze_s > limit_s:
+            setting = "horizon + grace_s" if contract.has_deadline else "max_freeze_s"
+            what = f"{max_freeze_s:g} s is over the {limit_s:g} s ({setting}) of class {contract.contract_class.name}"
+            raise BadRequest(
+                f"max_freeze_s {what}: ask for less, or set this host's and admission's bounds alike",
+                reason="FREEZE_TOO_LONG",
+                numbers={"max_freeze_s": max_freeze_s, "limit_s": limit_s},
+                violations={"max_freeze_s": what},
+            )
+
     def _manifest_of(self, session: Session, fence: Fence, boundary_s: float) -> Freeze:
         copy = session.require_copy()
         flattened = session.flatten()
@@ -112,6 +129,7 @@ class Source:
         session.flattened_bytes = flattened.copied_bytes
         return Freeze(manifest, grant, boundary_s, flattened.copied_bytes, flattened.took_s)
 
+    @fenced
     def attest(self, fence: Fence, manifest: Manifest, plan: Plan, chunk_crcs: Sequence[int]) -> Receipt:
         """The source's receipt, only while still in the freeze that made `manifest`.
 
@@ -120,7 +138,6 @@ class Source:
             Mismatch: another manifest is frozen.
             WrongState: the session has resumed.
         """
-        self._host.check(fence)
         session = self._host.sessions.get(fence.session_id)
         receipt = self._receipt(session, fence, manifest, plan, chunk_crcs)
         with session.cond:
@@ -155,9 +172,9 @@ class Source:
             incarnation=self._host.incarnation,
         )
 
+    @fenced
     def release(self, fence: Fence) -> bytes | None:
         """Give the session away: the grant. None: it is live, and this move cannot have it any more."""
-        self._host.check(fence)
         session = self._host.sessions.get(fence.session_id)
         with session.cond:
             session.ownership, resumed = session.ownership.release(fence)
@@ -175,9 +192,9 @@ class Source:
         _log.info("release", session_id=fence.session_id, move_id=fence.move_id, resumed=resumed)
         return grant
 
+    @fenced
     def resume(self, fence: Fence, *, reinstate: bool) -> State:
         """Live again: from frozen, and with `reinstate` also from released. NOTHING: it is not on this host."""
-        self._host.check(fence)
         session = self._host.sessions.find(fence.session_id)
         if session is None:
             return State.NOTHING
@@ -191,9 +208,9 @@ class Source:
         self._host.scheduler.wake(session)
         return answer
 
+    @fenced
     def free(self, fence: Fence, host_id: str, public_address: str, epoch: int, timeout_s: float) -> int:
         """Free the copy that was released and tell the player where the session went. Returns the bytes freed."""
-        self._host.check(fence)
         self._host.sessions.get(fence.session_id)
         with self._host.sessions.verb(fence.session_id, timeout_s) as session:
             with session.cond:

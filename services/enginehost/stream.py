@@ -51,7 +51,9 @@ class Stream:
             if self._ended:
                 return
             if len(self._waiting) >= MAX_WAITING:
-                self._error = Exhausted(f"{MAX_WAITING} messages wait for the player", reason="SLOW_PLAYER")
+                self._error = Exhausted(
+                    f"{MAX_WAITING} messages wait for the player", reason="SLOW_PLAYER", retry_after_s=0.5
+                )
                 self._ended = True
             else:
                 self._waiting.append(response)

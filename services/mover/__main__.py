@@ -10,6 +10,7 @@ import signal
 
 from mover.server import Mover
 from mover.settings import MoverSettings
+from mover.transports import lack_of
 from worldline import telemetry
 from worldline.errors import WorldlineError
 from worldline.settings import load_or_exit, shown
@@ -40,6 +41,8 @@ def main() -> None:
     settings = load_or_exit(MoverSettings, **arguments)
     telemetry.configure("mover", settings.mover_id, endpoint=settings.otlp_endpoint, level=settings.log_level)
     telemetry.log("mover").info("starting", settings=shown(settings))
+    if "rdma" not in settings.transport_names and (lack := lack_of("rdma", settings.transport_config)):
+        telemetry.log("mover").info("rdma_not_offered", reason=lack.reason, message=lack.message)
     mover = Mover(settings)
     try:
         try:

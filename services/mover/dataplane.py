@@ -26,9 +26,10 @@ from mover.messages import (
     WireFault,
     error_to,
     plan_from,
+    rdma_from,
     terms_from,
 )
-from mover.transports import TransportConfig, open_transports
+from mover.transports import TransportConfig, open_transports, retransmit_floor_s
 from worldline.errors import Internal
 from worldline.transport import Transport
 
@@ -128,8 +129,9 @@ class _Plane:
         self._pipe = pipe
         self._config = config
         self._transports: Mapping[str, Transport] = open_transports(
-            config.transports, TransportConfig(config.data_listen, config.data_host, config.congestion)
+            config.transports, TransportConfig(config.data_listen, config.data_host, config.congestion, config.rdma)
         )
+        self.retransmit_floor_s = retransmit_floor_s(self._transports.values())
         self._jobs: dict[int, _Runner] = {}
         self._lock = threading.Lock()
 
@@ -181,12 +183,13 @@ def main() -> None:
                 fields.text("data_host"),
                 fields.text("congestion"),
                 fields.whole("lane_threads"),
+                rdma_from(fields.inner("rdma")),
             ),
         )
     except Exception as error:
         pipe.send({"failed": error_to(error)})
         return
-    pipe.send({"ready": os.getpid()})
+    pipe.send({"ready": os.getpid(), "retransmit_floor_s": plane.retransmit_floor_s})
     plane.serve()
     # Threads may be deep in a copy; the regions' owners live on, and nothing here needs saving.
     os._exit(0)

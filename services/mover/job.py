@@ -46,7 +46,8 @@ class Job:
             self._region = Region(descriptor, size_bytes, writable=writable)
         finally:
             os.close(descriptor)
-        self._region.populate()
+        self._region.populate(lambda: self._cancelled)
+        self._require_wanted()
 
     def listen(self, plan: Plan, terms: Terms) -> str:
         """Be ready for streams. Returns the endpoint. Raises Unsupported, BadRequest."""

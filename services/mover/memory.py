@@ -8,7 +8,9 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+from collections.abc import Callable
 
+from worldline.buffers import address_of as address_of
 from worldline.errors import BadRequest, Internal
 
 _MADV_HUGEPAGE = 14
@@ -20,32 +22,21 @@ _libc = ctypes.CDLL(None, use_errno=True)
 _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
-class _PyBuffer(ctypes.Structure):
-    """`Py_buffer`: the only way to the address of a read-only buffer."""
+class SharedMapping(mmap.mmap):
+    """A mapping that still knows the memory behind it: `descriptor` is its own, and open as long as it is mapped."""
 
-    _fields_ = (
-        ("buf", ctypes.c_void_p),
-        ("obj", ctypes.py_object),
-        ("len", ctypes.c_ssize_t),
-        ("itemsize", ctypes.c_ssize_t),
-        ("readonly", ctypes.c_int),
-        ("ndim", ctypes.c_int),
-        ("format", ctypes.c_char_p),
-        ("shape", ctypes.c_void_p),
-        ("strides", ctypes.c_void_p),
-        ("suboffsets", ctypes.c_void_p),
-        ("internal", ctypes.c_void_p),
-    )
+    descriptor = -1
 
+    def close(self) -> None:
+        """Unmap; a second time does nothing. Raises BufferError while somebody holds a view."""
+        super().close()
+        descriptor, self.descriptor = self.descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
 
-def address_of(view: memoryview) -> int:
-    """Where the bytes of `view` lie. Good for as long as `view` is held."""
-    buffer = _PyBuffer()
-    ctypes.pythonapi.PyObject_GetBuffer(ctypes.py_object(view), ctypes.byref(buffer), 0)
-    try:
-        return int(buffer.buf or 0)
-    finally:
-        ctypes.pythonapi.PyBuffer_Release(ctypes.byref(buffer))
+    def __del__(self) -> None:
+        # The last of those who held it on after a failed `close`.
+        self.close()
 
 
 class Region:
@@ -66,21 +57,24 @@ class Region:
             )
         protection = mmap.PROT_READ | mmap.PROT_WRITE if writable else mmap.PROT_READ
         try:
-            self._map = mmap.mmap(descriptor, size_bytes, flags=mmap.MAP_SHARED, prot=protection)
+            self._map = SharedMapping(descriptor, size_bytes, flags=mmap.MAP_SHARED, prot=protection)
+            self._map.descriptor = os.dup(descriptor)
         except OSError as error:
             raise BadRequest(f"the region cannot be mapped: {error}", reason="REGION_NOT_MAPPED") from None
         self.size_bytes = size_bytes
         self.writable = writable
         self.view = memoryview(self._map)
 
-    def populate(self) -> None:
-        """Fault every page in, so that none is while the session is frozen. A kernel that cannot makes it a no-op."""
+    def populate(self, unwanted: Callable[[], bool] = lambda: False) -> None:
+        """Fault every page in, so that none is while the session is frozen. A kernel that cannot makes it a no-op.
+
+        Ends early when `unwanted()`: gigabytes take seconds, and a cancelled move must be unmapped before that.
+        """
         start = address_of(self.view)
         _libc.madvise(start, self.size_bytes, _MADV_HUGEPAGE)
         advice = _MADV_POPULATE_WRITE if self.writable else _MADV_POPULATE_READ
-        # In steps, so that a process that is asked to end does so soon.
         for at in range(0, self.size_bytes, _POPULATE_STEP_BYTES):
-            if _libc.madvise(start + at, min(_POPULATE_STEP_BYTES, self.size_bytes - at), advice):
+            if unwanted() or _libc.madvise(start + at, min(_POPULATE_STEP_BYTES, self.size_bytes - at), advice):
                 return
 
     def close(self) -> None:

@@ -11,10 +11,11 @@ import struct
 import threading
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from mover.descriptors import receive_with_descriptor
+from mover.transports.rdma.config import RdmaConfig
 from worldline import errors
 from worldline.errors import Internal, WorldlineError
 from worldline.plan import Placement, Plan
@@ -91,6 +92,7 @@ class PlaneConfig:
     data_host: str = ""
     congestion: str = ""
     lane_threads: int = 1
+    rdma: RdmaConfig = field(default_factory=RdmaConfig)
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,6 +226,11 @@ class Fields:
     def wholes(self, name: str) -> tuple[int, ...]:
         """A list of integers."""
         return tuple(item for item in self.items(name) if isinstance(item, int))
+
+
+def rdma_from(message: Message) -> RdmaConfig:
+    """The settings of rdma that `dataclasses.asdict` wrote."""
+    return RdmaConfig(**message)  # type: ignore[arg-type]  # both ends are of one release
 
 
 def plan_from(message: Message) -> Plan:

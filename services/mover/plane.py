@@ -38,6 +38,7 @@ class DataPlane:
     def __init__(self, config: PlaneConfig, changed: Callable[[bool], None] = lambda up: None) -> None:
         self.starts = 0
         self.moved_bytes = 0
+        self.retransmit_floor_s = 0.0
         self._config = config
         self._changed = changed
         self._lock = threading.Condition()
@@ -158,6 +159,7 @@ class DataPlane:
             return False
         with self._lock:
             self.starts += 1
+            self.retransmit_floor_s = Fields(message).real("retransmit_floor_s")
             self._pipe = pipe
             self._lock.notify_all()
         telemetry.log("mover").info("data_plane_ready", pid=message["ready"], starts=self.starts)

@@ -109,6 +109,7 @@ class MoverService(MoverServiceServicer):
             moved_bytes=self._plane.moved_bytes,
             mapped_regions=self._plane.mapped_regions,
             fault_injection=self._settings.fault_injection,
+            retransmit_floor_s=self._plane.retransmit_floor_s,
         )
 
     def _running(self, stop: Stop) -> Running:
@@ -195,7 +196,8 @@ class Mover:
             if self._ended.is_set():
                 return
             try:
-                probe(self._plane, self._settings.transport_names[0])
+                for name in self._settings.transport_names:
+                    probe(self._plane, name)
             except WorldlineError as error:
                 failures += 1
                 telemetry.log("mover").error("probe_failed", reason=error.reason, message=error.message)
@@ -212,6 +214,8 @@ class Mover:
             mover_id=self._settings.mover_id,
             address=self._settings.address or self._server.address,
             transports=self._settings.transport_names,
+            max_receives=self._settings.max_receives,
+            retransmit_floor_s=self._plane.retransmit_floor_s,
         )
         self._registration = Registration(
             self._channels, self._settings.admission, registration, lambda: len(self._flights.ids())

@@ -2,23 +2,44 @@
 
 from __future__ import annotations
 
+import dataclasses
+import socket
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Literal
 
 from pydantic import Field, model_validator
 
 from mover.messages import PlaneConfig
-from mover.transports import NAMES
+from mover.transports import ALWAYS, NAMES, TransportConfig, lack_of
+from mover.transports.rdma.config import DETECT, RdmaConfig
 from worldline.settings import ID_PATTERN, ServiceSettings
-
-_ALLOWED = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control")
 
 
 def default_congestion() -> str:
     """Cubic carried 1.4 times what bbr did over loopback, where pacing only costs; a fabric may want another."""
+    with socket.socket() as probe:
+        try:
+            # The kernel's list of what everybody may choose leaves out what this process may.
+            probe.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"cubic")
+        except OSError:
+            return ""
+    return "cubic"
+
+
+def rdma_config(values: Mapping[str, object]) -> RdmaConfig:
+    """The fields named `rdma_...` of `values`."""
+    given = {field.name: values[f"rdma_{field.name}"] for field in dataclasses.fields(RdmaConfig)}
+    return RdmaConfig(**given)  # type: ignore[arg-type]  # the settings have checked them
+
+
+def default_transports(values: Mapping[str, object]) -> str:
+    """What this machine truly has: rdma if its device opens and registers a page."""
     try:
-        return "cubic" if "cubic" in _ALLOWED.read_text().split() else ""
-    except OSError:
-        return ""
+        config = TransportConfig(rdma=rdma_config(values))
+    except KeyError:
+        return ",".join(ALWAYS)  # a setting was refused: what is refused is told, not what follows from it
+    return ",".join((*ALWAYS, *(["rdma"] if lack_of("rdma", config) is None else [])))
 
 
 class MoverSettings(ServiceSettings):
@@ -30,7 +51,36 @@ class MoverSettings(ServiceSettings):
     address: str = Field("", description="control address that others are told, host:port; empty: where it listens")
     data_listen: str = Field("127.0.0.1:0", description="address of the data port, host:port; port 0 picks a free one")
     data_host: str = Field("", description="host of the data port that others are told; empty: that of data_listen")
-    transports: str = Field(",".join(NAMES), description="transports to offer, separated by commas")
+    rdma_device: str = Field("", description="verbs device; empty: the first with an active port")
+    rdma_port: int = Field(1, ge=1, le=255, description="port of the verbs device")
+    rdma_gid_index: int = Field(DETECT, ge=DETECT, le=1024, description="GID of the port; -1: RoCE v2 of its IPv4")
+    rdma_mtu: Literal[0, 256, 512, 1024, 2048, 4096] = Field(0, description="path MTU in bytes; 0: the port's")
+    rdma_traffic_class: int = Field(0, ge=0, le=255, description="traffic class (DSCP in its upper six bits)")
+    rdma_service_level: int = Field(0, ge=0, le=15, description="service level")
+    rdma_timeout_exponent: int = Field(
+        14, ge=1, le=31, description="n: unacknowledged after 4.096 us * 2^n, sent again"
+    )
+    rdma_retry_count: int = Field(7, ge=0, le=7, description="times that an unacknowledged packet is sent again")
+    rdma_rnr_retry_count: int = Field(
+        7, ge=0, le=7, description="times that a full receiver is tried again; 7: for ever"
+    )
+    rdma_depth: int = Field(64, ge=8, le=8192, description="writes of a stream that may be unacknowledged")
+    rdma_completions: Literal["backoff", "poll"] = Field(
+        "backoff", description="how completions are waited for: with pauses, or spinning on a core a stream"
+    )
+    rdma_access: Literal["window", "registration"] = Field(
+        "window", description="what lets a peer in for one move: memory windows, or a registration made for it"
+    )
+    rdma_cache_bytes: int = Field(16 << 30, ge=0, description="bytes of regions that stay registered between moves")
+    rdma_segment_bytes: int = Field(
+        256 << 20, ge=1 << 12, multiple_of=1 << 12, description="bytes registered at a time, and reached by one key"
+    )
+    rdma_listen: str = Field("", description="where rdma streams are greeted, host:port; empty: data_listen's host")
+    rdma_host: str = Field("", description="host for rdma that others are told; empty: as for the data port")
+    transports: str = Field(
+        default_factory=default_transports,
+        description="transports to offer, separated by commas; all that this machine has if not given",
+    )
     max_receives: int = Field(4, ge=1, le=64, description="moves that may come in at the same time")
     congestion: str = Field(
         default_factory=default_congestion,
@@ -59,4 +109,16 @@ class MoverSettings(ServiceSettings):
     @property
     def plane(self) -> PlaneConfig:
         """What the data plane is told."""
-        return PlaneConfig(self.transport_names, self.data_listen, self.data_host, self.congestion, self.lane_threads)
+        return PlaneConfig(
+            self.transport_names,
+            self.data_listen,
+            self.data_host,
+            self.congestion,
+            self.lane_threads,
+            rdma_config(self.model_dump()),
+        )
+
+    @property
+    def transport_config(self) -> TransportConfig:
+        """What transports are told."""
+        return TransportConfig(self.data_listen, self.data_host, self.congestion, rdma_config(self.model_dump()))

@@ -60,7 +60,12 @@ class Cluster:
     def beat(self, host: FakeHost) -> pb.HeartbeatEngineHostResponse:
         """One heartbeat."""
         return self.stub.HeartbeatEngineHost(
-            pb.HeartbeatEngineHostRequest(host_id=host.host_id, incarnation=host.incarnation, status=host.status())
+            pb.HeartbeatEngineHostRequest(
+                host_id=host.host_id,
+                incarnation=host.incarnation,
+                status=host.status(),
+                instance_id=host.instance_id,
+            )
         )
 
     def stop_admission(self) -> None:

@@ -85,6 +85,9 @@ class FakeHost(host_grpc.EngineHostServiceServicer):
         self.presets = ["window-rewrite/tiny"]
         self.fingerprint = FINGERPRINT
         self.draining = False
+        self.instance_id = uuid.uuid4().hex
+        self.closed: set[str] = set()
+        self.odd_states: list[int] = []
         self.asked: list[str] = []
         self.fail: dict[str, errors.WorldlineError] = {}
         self.silent: dict[str, threading.Event] = {}
@@ -107,6 +110,12 @@ class FakeHost(host_grpc.EngineHostServiceServicer):
         self.sessions[session_id] = Held(descriptor(session_id, contract), LIVE, 1)
         return self.sessions[session_id]
 
+    def close_session(self, session_id: str) -> None:
+        """Its player closes it."""
+        with self.lock:
+            del self.sessions[session_id]
+            self.closed.add(session_id)
+
     def status(self) -> pb.EngineHostStatus:
         """Its status."""
         with self.lock:
@@ -124,6 +133,7 @@ class FakeHost(host_grpc.EngineHostServiceServicer):
             fingerprint=wire.fingerprint_to(self.fingerprint),
             engines=self.presets,
             budget_bytes=1 << 30,
+            instance_id=self.instance_id,
         )
 
     # --- verbs
@@ -149,6 +159,10 @@ class FakeHost(host_grpc.EngineHostServiceServicer):
         self._enter("create")
         session_id = f"s-{uuid.uuid5(uuid.NAMESPACE_OID, request.request_id)}"
         with self.lock:
+            if session_id in self.closed:
+                # As the real one: the same request is answered as before, with what the session is now.
+                gone = Held(descriptor(session_id), NOTHING, 1).info()
+                return host_pb.CreateSessionResponse(session=gone, resume_token="token")
             held = self.sessions.get(session_id) or self.hold_session(session_id)
         return host_pb.CreateSessionResponse(session=held.info(), resume_token="token")
 
@@ -197,6 +211,8 @@ class FakeHost(host_grpc.EngineHostServiceServicer):
         action, fence = request.action, request.fence
         verb = host_pb.RollbackAction.Name(action).rpartition("_")[2].lower()
         self._enter(verb, fence)
+        if self.odd_states:
+            return host_pb.RollbackResponse(state=self.odd_states.pop())  # type: ignore[arg-type]
         with self.lock:
             held = self.sessions.get(fence.session_id)
             if action == host_pb.ROLLBACK_ACTION_DROP:
@@ -206,7 +222,7 @@ class FakeHost(host_grpc.EngineHostServiceServicer):
                     raise errors.WrongState("never dropped")
                 return host_pb.RollbackResponse(state=NOTHING)
             if held is None:
-                return host_pb.RollbackResponse(state=NOTHING)
+                return host_pb.RollbackResponse(state=NOTHING, closed=fence.session_id in self.closed)
             if held.state == RELEASED and action == host_pb.ROLLBACK_ACTION_RESUME:
                 raise errors.WrongState("released")
             held.state, held.move_id = LIVE, ""
@@ -239,6 +255,7 @@ class FakeMover(mover_grpc.MoverServiceServicer):
     mover_id: str
     hosts: dict[str, FakeHost]
     transports: tuple[str, ...] = ("tcp", "local")
+    max_receives: int = 4
     gate: threading.Event | None = None
     error: errors.WorldlineError | None = None
     corrupt: Callable[[mover_pb.MoveResponse], None] | None = None
@@ -252,7 +269,12 @@ class FakeMover(mover_grpc.MoverServiceServicer):
 
     def registration(self) -> pb.MoverRegistration:
         """Its registration."""
-        return pb.MoverRegistration(mover_id=self.mover_id, address=self.address, transports=self.transports)
+        return pb.MoverRegistration(
+            mover_id=self.mover_id,
+            address=self.address,
+            transports=self.transports,
+            max_receives=self.max_receives,
+        )
 
     def Move(self, request: mover_pb.MoveRequest, context: grpc.ServicerContext) -> Iterator[mover_pb.MoveResponse]:
         self.requests.append(request)

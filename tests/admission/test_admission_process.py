@@ -15,7 +15,9 @@ import pytest
 from admission_cluster import SESSION
 from admission_fakes import LIVE, FakeHost, FakeMover, until
 
-from worldline import rpc
+from admission.settings import AdmissionSettings
+from worldline import errors, rpc
+from worldline.settings import load
 from worldline.v1 import admission_service_pb2 as pb
 from worldline.v1 import admission_service_pb2_grpc as pb_grpc
 from worldline.v1.move_pb2 import FAULT_KIND_HOLD, MOVE_STATE_ABORTED, MOVE_STATE_MOVED, Fault
@@ -57,13 +59,45 @@ def test_it_says_that_it_is_ready_and_ends_cleanly(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
-    [(("--receiver-cap", "0"), "receiver_cap"), (("--chunk-bytes", "5000"), "chunk_bytes")],
+    [
+        (("--receiver-cap", "0"), "receiver_cap"),
+        (("--listen", "nonsense"), "'nonsense' is not host:port"),
+        (("--journal", "/nonexistent/a.db"), "its folder must exist"),
+        (("--heartbeat-s", "60"), "silent_s 3 must be over twice heartbeat_s 60"),
+    ],
 )
-def test_wrong_settings_refuse_to_start(tmp_path: Path, arguments: tuple[str, str], complaint: str) -> None:
+def test_wrong_settings_refuse_to_start(tmp_path: Path, arguments: tuple[str, ...], complaint: str) -> None:
     with process(tmp_path / "j.db", *arguments) as (started, ready):
         _, logs = started.communicate(timeout=10)
         assert (started.returncode, ready) == (2, {})
         assert complaint in logs
+        assert "Traceback" not in logs
+
+
+def test_a_port_that_is_taken_refuses_to_start(tmp_path: Path) -> None:
+    with process(tmp_path / "a.db") as (_, first):
+        with process(tmp_path / "b.db", "--listen", str(first["address"])) as (second, ready):
+            _, logs = second.communicate(timeout=10)
+            assert (second.returncode, ready) == (2, {})
+            assert f"cannot listen on {first['address']}" in logs
+            assert "Traceback" not in logs
+
+
+@pytest.mark.parametrize(
+    ("values", "complaint"),
+    [
+        ({"heartbeat_s": 1.5, "silent_s": 3.0}, "silent_s 3 must be over twice heartbeat_s 1.5"),
+        ({"max_watchers": 256, "rpc_threads": 4}, "max_watchers 256 must be under half of rpc_threads 4"),
+        ({"no_progress_s": 600, "move_deadline_s": 1}, "no_progress_s 600 must not be over move_deadline_s 1"),
+        ({"forget_s": 2, "silent_s": 3}, "forget_s 2 must not be under silent_s 3"),
+        ({"chunk_bytes": 8 << 20}, "chunk_bytes 8388608 must not be over large_chunk_bytes 4194304"),
+        ({"chunk_bytes": 5000}, "chunk_bytes"),
+    ],
+)
+def test_settings_that_cannot_work_together_are_refused(values: dict[str, object], complaint: str) -> None:
+    with pytest.raises(errors.BadRequest) as caught:
+        load(AdmissionSettings, **values)
+    assert complaint in caught.value.message
 
 
 def test_a_held_journal_refuses_to_start(tmp_path: Path) -> None:

@@ -127,12 +127,12 @@ def test_ownership_follows_the_move(journal: Journal) -> None:
     row = journal.session("s-1")
     assert row is not None
     assert row.move_id == kept.move_id
-    assert journal.leases("host-b") == [lease(kept)]
+    assert journal.leases() == [lease(kept)]
     kept = advance(journal, kept, EventKind.VERIFIED, EventKind.GRANTED)
     assert journal.session("s-1") == row
     kept = advance(journal, kept, EventKind.COMMITTED)
     assert journal.session("s-1") == replace(row, host_id="host-b", incarnation=4, epoch=2)
-    assert journal.leases("host-b") == []
+    assert journal.leases() == []
     advance(journal, kept, EventKind.ACTIVATED, EventKind.FREED)
     assert journal.session("s-1") == replace(row, host_id="host-b", incarnation=4, epoch=2, move_id="")
 
@@ -144,7 +144,7 @@ def test_an_aborted_move_leaves_the_session_where_it_was(journal: Journal) -> No
     kept = journal.add_move(kept, lease(kept))
     advance(journal, kept, EventKind.CANCELLED, EventKind.SOURCE_LIVE, EventKind.DROPPED)
     assert journal.session("s-1") == session()
-    assert journal.leases("host-b") == []
+    assert journal.leases() == []
 
 
 def test_a_session_is_in_one_move_at_most(journal: Journal) -> None:
@@ -154,7 +154,7 @@ def test_a_session_is_in_one_move_at_most(journal: Journal) -> None:
     second = record()
     with pytest.raises(errors.Owned):
         journal.add_move(second, lease(second))
-    assert journal.leases("host-b") == []
+    assert journal.leases() == []
     assert journal.move(second.move_id) is None
 
 
@@ -211,6 +211,91 @@ def test_a_lost_session_stays_lost(journal: Journal) -> None:
     row = journal.session("s-1")
     assert row is not None
     assert row.lost
+
+
+def test_the_oldest_losses_are_let_go(journal: Journal) -> None:
+    register(journal)
+    journal.adopt([session("s-first", "host-b", 4)])
+    journal.adopt([session(f"s-{number}") for number in range(100)])
+    journal.register_host("host-a", 2, b"a")
+    journal.adopt([session("s-last", incarnation=2)])
+    kept = journal.add_move(replace(record("s-last"), source=HostRef("host-a", 2, "127.0.0.1:1")), None)
+    advance(journal, kept, EventKind.MOVER_FAILED, EventKind.SOURCE_EMPTY, EventKind.DROPPED)
+    journal.fence_host("host-b", 4, "burnt down")
+    # Lost in the order of their losses, not of their ids or births: two more than are kept.
+    found = {name: journal.session(name) for name in ("s-last", "s-first")}
+    assert all(row is not None and row.lost for row in found.values())
+    assert sum(journal.session(f"s-{number}") is not None for number in range(100)) == 98
+
+
+def test_a_session_that_was_closed_is_deleted_with_its_move(journal: Journal) -> None:
+    register(journal)
+    journal.adopt([session()])
+    kept = record()
+    kept = journal.add_move(kept, lease(kept))
+    kept = advance(journal, kept, EventKind.CANCELLED, EventKind.SOURCE_CLOSED)
+    assert journal.move(kept.move_id) == kept
+    assert kept.state.session_closed
+    assert not journal.leases()[0].receives
+    kept = advance(journal, kept, EventKind.SOURCE_DIED, EventKind.DROPPED)
+    assert (kept.phase, kept.state.reason) == (Phase.ABORTED, "SESSION_CLOSED")
+    assert journal.session("s-1") is None
+    assert journal.leases() == []
+
+
+def test_a_full_disk_says_so_and_changes_nothing(journal: Journal) -> None:
+    register(journal)
+    (pages,) = journal._db.execute("PRAGMA page_count").fetchone()
+    journal._db.execute(f"PRAGMA max_page_count = {pages}")
+    large = PlacementRow("large", b"x" * (1 << 20), "host-a", 1)
+    with pytest.raises(errors.Unavailable, match="database or disk is full") as caught:
+        journal.place(large)
+    assert caught.value.reason == "JOURNAL_FAILED"
+    journal._db.execute(f"PRAGMA max_page_count = {10 * pages}")
+    assert journal.placement("large") is None
+    journal.place(replace(large, request_digest=b"d"))
+    assert journal.placement("large") is not None
+
+
+def test_only_its_owner_reads_the_journal(tmp_path: Path) -> None:
+    path = tmp_path / "j.db"
+    for mode in (0o644, 0o600):
+        if path.exists():
+            path.chmod(mode)
+        opened = Journal(path)
+        register(opened)
+        modes = {file.name: file.stat().st_mode & 0o777 for file in tmp_path.glob("j.db*")}
+        assert modes == dict.fromkeys(("j.db", "j.db-shm", "j.db-wal", "j.db.lock"), 0o600)
+        opened.close()
+
+
+@pytest.mark.parametrize("broken", ["missing folder", "folder", "no database"])
+def test_a_journal_that_cannot_be_opened(tmp_path: Path, broken: str) -> None:
+    path = {"missing folder": tmp_path / "none" / "j.db", "folder": tmp_path, "no database": tmp_path / "j.db"}[broken]
+    if broken == "no database":
+        path.write_bytes(b"something else entirely" * 100)
+    with pytest.raises(errors.Unavailable, match="cannot be opened") as caught:
+        Journal(path)
+    assert caught.value.reason == "JOURNAL_FAILED"
+
+
+def test_every_transition_but_the_last_is_synced(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
+    register(journal)
+    journal.adopt([session()])
+    kept = journal.add_move(record(), None)
+    modes: list[tuple[str, int]] = []
+    follow = journal._follow
+
+    def noted(written: MoveRecord) -> None:
+        (mode,) = journal._db.execute("PRAGMA synchronous").fetchone()
+        modes.append((written.phase.name, mode))
+        follow(written)
+
+    monkeypatch.setattr(journal, "_follow", noted)
+    advance(journal, kept, EventKind.VERIFIED, EventKind.RESUMED, EventKind.SOURCE_LIVE, EventKind.DROPPED)
+    normal, full = 1, 2
+    assert modes == [("COMMIT", full), ("ABORT", full), ("DROPPING", full), ("ABORTED", normal)]
+    assert journal._db.execute("PRAGMA synchronous").fetchone() == (full,)
 
 
 def test_placements_and_paths_are_kept(journal: Journal) -> None:
@@ -290,7 +375,7 @@ def test_what_was_said_after_its_write_survives_a_kill(tmp_path: Path, lines: in
     row = journal.session("s-1")
     assert row is not None
     assert [move.move_id for move in journal.open_moves()] == ([row.move_id] if row.move_id else [])
-    assert [held.move_id for held in journal.leases("host-b")] == ([row.move_id] if row.move_id else [])
+    assert [held.move_id for held in journal.leases()] == ([row.move_id] if row.move_id else [])
     assert sqlite3.connect(path).execute("PRAGMA integrity_check").fetchone() == ("ok",)
     journal.close()
 

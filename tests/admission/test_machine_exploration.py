@@ -27,7 +27,9 @@ ANSWERS = {
     (Effect.FREE, "done"): EventKind.FREED,
     (Effect.RESUME, "live"): EventKind.SOURCE_LIVE,
     (Effect.RESUME, "empty"): EventKind.SOURCE_EMPTY,
+    (Effect.RESUME, "closed"): EventKind.SOURCE_CLOSED,
     (Effect.REINSTATE, "empty"): EventKind.SOURCE_EMPTY,
+    (Effect.REINSTATE, "closed"): EventKind.SOURCE_CLOSED,
     (Effect.REINSTATE, "live"): EventKind.SOURCE_LIVE,
     (Effect.DROP, "done"): EventKind.DROPPED,
 }
@@ -40,7 +42,7 @@ class World:
 
     up: bool = True
     move: State = field(default_factory=State)
-    source: str = "frozen"  # frozen, live, released, gone, closed (by its player), dead
+    source: str = "frozen"  # frozen, live, released, gone, closed (by its player), forgotten (that it was), dead
     source_played: bool = False
     destination: str = "staged"  # staged, bad, ready, live, none, dead
     destination_played: bool = False
@@ -87,6 +89,8 @@ def hosts(world: World) -> Iterator[tuple[str, World]]:
         yield "source's timer", replace(world, source="live")
     if world.source == "live":
         yield "source's player closes the session", replace(world, source="closed")
+    if world.source == "closed":
+        yield "source forgets that it was closed", replace(world, source="forgotten")
     if world.source == "live" and not world.source_played:
         yield "source plays", replace(world, source_played=True)
     if world.destination == "live" and not world.destination_played:
@@ -99,8 +103,9 @@ def hosts(world: World) -> Iterator[tuple[str, World]]:
 
 def at_source(world: World, effect: Effect) -> World | None:
     source = world.source
-    if source == "closed":
-        words = {Effect.RELEASE: "refused", Effect.RESUME: "empty", Effect.REINSTATE: "empty", Effect.FREE: "done"}
+    if source in ("closed", "forgotten"):
+        word = "closed" if source == "closed" else "empty"
+        words = {Effect.RELEASE: "refused", Effect.RESUME: word, Effect.REINSTATE: word, Effect.FREE: "done"}
         return answer(world, effect, words[effect])
     if effect is Effect.RELEASE and source in ("frozen", "released"):
         return answer(world, effect, "granted", source="released")
@@ -153,8 +158,12 @@ def wrong(world: World) -> str:
         return "lost: both copies were let go"
     if move.phase is Phase.MOVED and destination not in ("live", "dead"):
         return "MOVED, but the destination does not play"
-    if move.phase is Phase.ABORTED and source not in ("live", "closed", "dead"):
+    if move.phase is Phase.ABORTED and source not in ("live", "closed", "forgotten", "dead"):
         return "ABORTED, but the source does not play"
+    if move.phase is Phase.ABORTED and move.session_closed != (move.reason == "SESSION_CLOSED"):
+        return "the reason does not say whether the session was closed"
+    if move.phase is Phase.LOST and source == "closed" and not move.source_dead:
+        return "LOST, but its player closed the session"
     if move.phase is Phase.LOST and source == "live":
         return "LOST, but the source plays"
     if move.phase is Phase.LOST and destination == "live":

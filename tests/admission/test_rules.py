@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from admission.rules import RULES, Mode, Peer, Question, evaluate
+from admission.rules import RULES, InFlight, Mode, Peer, Question, evaluate
 from admission.rules.deadline_gate import deadline_gate
 from admission.rules.fingerprint import fingerprint
 from admission.rules.flux import flux
@@ -29,13 +29,17 @@ MG2 = Question(
     dirty_rate_Bps=0.93e9,
     bandwidth_Bps=9e9,
     setup_s=0.057,
+    bound_s=1000.0,
     preset="window-rewrite/mg2",
     source_fingerprint=HERE,
     destination_fingerprint=HERE,
     destination_presets=frozenset({"window-rewrite/mg2"}),
     destination_free_bytes=4 << 30,
-    busy_s=(),
+    destination_has_id=False,
+    host_moves=(),
     receiver_cap=1,
+    mover_moves=(),
+    mover_cap=4,
     peers=(Peer("source host-a", 0.4), Peer("destination host-b", 0.9)),
     transport="tcp",
     transport_refusal="",
@@ -56,6 +60,7 @@ contracts = st.one_of(
     st.just(Contract(ContractClass.C4, 0.0, Tier.T0)),
 )
 seconds = st.floats(0, 60)
+moves = st.lists(st.builds(InFlight, st.just("m-1"), seconds, st.booleans()), max_size=4).map(tuple)
 questions = st.builds(
     Question,
     contract=contracts,
@@ -64,13 +69,17 @@ questions = st.builds(
     dirty_rate_Bps=st.none() | st.floats(0, 1e12),
     bandwidth_Bps=st.floats(1e3, 1e13),
     setup_s=seconds,
+    bound_s=st.floats(0.01, 200),
     preset=st.sampled_from(["e/p", "e/q"]),
     source_fingerprint=st.builds(Fingerprint, st.dictionaries(st.sampled_from("abc"), st.sampled_from("xy"))),
     destination_fingerprint=st.builds(Fingerprint, st.dictionaries(st.sampled_from("abc"), st.sampled_from("xy"))),
     destination_presets=st.frozensets(st.sampled_from(["e/p", "e/q"])),
     destination_free_bytes=st.integers(0, 1 << 41),
-    busy_s=st.lists(seconds, max_size=4).map(tuple),
+    destination_has_id=st.booleans(),
+    host_moves=moves,
     receiver_cap=st.integers(1, 4),
+    mover_moves=moves,
+    mover_cap=st.integers(0, 4),
     peers=st.lists(
         st.builds(
             Peer, st.just("peer"), st.floats(0, 30) | st.just(math.inf), st.sampled_from(["", "", "is draining"])
@@ -113,10 +122,13 @@ def test_an_admitted_move_holds_every_inequality(question: Question) -> None:
     if question.contract.has_deadline:
         carried_s = question.state_bytes / (question.bandwidth_Bps - dirty_Bps)
         assert question.setup_s + question.exposed_s + carried_s < question.contract.horizon_s
+    assert evaluate(question).predicted_s < question.bound_s
     assert question.state_bytes <= question.destination_free_bytes
     assert question.source_fingerprint == question.destination_fingerprint
     assert question.preset in question.destination_presets
-    assert len(question.busy_s) < question.receiver_cap
+    assert len(question.host_moves) < question.receiver_cap
+    assert not question.mover_cap or len(question.mover_moves) < question.mover_cap
+    assert not question.destination_has_id
     assert all(not peer.refusal and peer.silent_s <= question.silent_s for peer in question.peers)
     assert not question.transport_refusal
 
@@ -128,7 +140,9 @@ def better(question: Question, factor: float, pick: str) -> Question:
         "state": {"state_bytes": int(question.state_bytes / factor)},
         "setup": {"setup_s": question.setup_s / factor},
         "memory": {"destination_free_bytes": int(question.destination_free_bytes * factor)},
-        "receiver": {"busy_s": question.busy_s[1:]},
+        "receiver": {"host_moves": question.host_moves[1:]},
+        "mover": {"mover_moves": question.mover_moves[1:]},
+        "bound": {"bound_s": question.bound_s * factor},
         "patience": {"patience_s": question.patience_s * factor},
         "cap": {"receiver_cap": question.receiver_cap + 1},
         "peers": {"peers": tuple(replace(peer, silent_s=peer.silent_s / factor) for peer in question.peers)},
@@ -140,7 +154,9 @@ def better(question: Question, factor: float, pick: str) -> Question:
 @given(
     questions,
     st.floats(1, 100),
-    st.sampled_from(["bandwidth", "state", "setup", "memory", "receiver", "patience", "cap", "peers"]),
+    st.sampled_from(
+        ["bandwidth", "state", "setup", "memory", "receiver", "mover", "bound", "patience", "cap", "peers"]
+    ),
 )
 def test_making_a_move_easier_never_makes_the_verdict_worse(question: Question, factor: float, pick: str) -> None:
     assert ORDER[evaluate(better(question, factor, pick)).kind] >= ORDER[evaluate(question).kind]
@@ -179,9 +195,16 @@ def test_the_arithmetic_can_be_read() -> None:
 
 
 def test_a_class_without_deadline_passes_with_its_arithmetic() -> None:
-    clause = deadline_gate(replace(MG2, contract=Contract(ContractClass.C3, 0.0, Tier.T0), bandwidth_Bps=1e6))
+    bulk = replace(MG2, contract=Contract(ContractClass.C3, 0.0, Tier.T0), bandwidth_Bps=1e6, bound_s=1671.0)
+    clause = deadline_gate(bulk)
     assert clause.verdict is Kind.ADMIT
-    assert clause.arithmetic.startswith("C3 has no deadline; 0.057 s setup + 1670124960 B / 1e+06 B/s = ")
+    assert clause.arithmetic == (
+        "C3 has no deadline; 0.057 s setup + 1670124960 B / 1e+06 B/s = 1670.182 s "
+        "< 1671 s that the plan allows from freeze to commit"
+    )
+    clause = deadline_gate(replace(bulk, bound_s=30.0))
+    assert (clause.verdict, clause.reason) == (Kind.REJECT, "PREDICTED_FREEZE_TOO_LONG")
+    assert clause.arithmetic.endswith("= 1670.182 s >= 30 s that the plan allows from freeze to commit")
 
 
 def test_setup_alone_can_miss_the_horizon_that_the_flux_allows() -> None:
@@ -225,7 +248,7 @@ def test_every_difference_of_the_fingerprints_is_listed(tier: Tier) -> None:
 
 
 def test_a_busy_receiver_defers_those_who_can_wait() -> None:
-    busy = replace(MG2, busy_s=(2.5,))
+    busy = replace(MG2, host_moves=(InFlight("m-1", 2.5),))
     assert receiver(busy).verdict is Kind.REJECT
     patient = receiver(replace(busy, patience_s=3.0))
     assert (patient.verdict, patient.retry_after_s) == (Kind.DEFER, 2.5)
@@ -233,8 +256,31 @@ def test_a_busy_receiver_defers_those_who_can_wait() -> None:
 
 
 def test_room_comes_when_enough_moves_are_over() -> None:
-    clause = receiver(replace(MG2, busy_s=(9.0, 1.0, 4.0), receiver_cap=2, patience_s=60))
+    three = tuple(InFlight(f"m-{left_s}", left_s) for left_s in (9.0, 1.0, 4.0))
+    clause = receiver(replace(MG2, host_moves=three, receiver_cap=2, patience_s=60))
     assert clause.retry_after_s == 4.0
+
+
+def test_a_mover_that_takes_in_no_more_is_busy_too() -> None:
+    four = tuple(InFlight(f"m-{left_s}", left_s) for left_s in (9.0, 1.0, 4.0, 2.0))
+    clause = receiver(replace(MG2, mover_moves=four, patience_s=60))
+    assert (clause.verdict, clause.reason, clause.retry_after_s) == (Kind.DEFER, "RECEIVER_BUSY", 1.0)
+    assert "4 moves in flight into its mover >= 4" in clause.arithmetic
+    assert receiver(replace(MG2, mover_moves=four, mover_cap=0)).verdict is Kind.ADMIT
+    assert receiver(replace(MG2, mover_moves=four, host_moves=four[:1], patience_s=60)).retry_after_s == 9.0
+
+
+def test_a_stalled_move_is_named_as_what_is_waited_for() -> None:
+    clause = receiver(replace(MG2, host_moves=(InFlight("m-1", 5.0, stalled=True),), patience_s=60))
+    assert (clause.verdict, clause.reason, clause.retry_after_s) == (Kind.DEFER, "RECEIVER_STALLED", 5.0)
+    assert "move m-1 is stalled, no end of it is known" in clause.arithmetic
+    assert "room in" not in clause.arithmetic
+
+
+def test_an_id_that_is_taken_at_the_destination_is_refused() -> None:
+    verdict = evaluate(replace(MG2, destination_has_id=True))
+    assert verdict.kind is Kind.REJECT
+    assert [(clause.name, clause.reason) for clause in verdict.failed] == [("session_id", "SESSION_ID_TAKEN")]
 
 
 def test_a_silent_host_defers_within_the_grace_and_rejects_beyond() -> None:

@@ -17,6 +17,8 @@ SETTINGS = {
     "mover-b": ("mover.settings", "MoverSettings"),
     "host-a": ("enginehost.settings", "EngineHostSettings"),
     "host-b": ("enginehost.settings", "EngineHostSettings"),
+    "mover-rdma": ("mover.settings", "MoverSettings"),
+    "host-rdma": ("enginehost.settings", "EngineHostSettings"),
 }
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import zlib
 
 import pytest
@@ -7,6 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from worldline import crc
+
+LARGE = os.urandom((1 << 18) + 256)
 
 
 @given(st.lists(st.binary(max_size=2_000), max_size=8))
@@ -37,3 +40,20 @@ def test_one_flipped_bit_changes_the_whole() -> None:
     before = crc.crc32(data)
     data[7_777] ^= 0x10
     assert crc.crc32(data) != before
+
+
+@given(offset=st.integers(0, 63), short=st.integers(0, 63), value=st.integers(0, 2**32 - 1))
+def test_large_buffers_equal_zlib_at_any_alignment(offset: int, short: int, value: int) -> None:
+    with memoryview(LARGE)[offset : len(LARGE) - short] as view:
+        assert crc.crc32(view, value) == zlib.crc32(view, value)
+
+
+@pytest.mark.parametrize("size_bytes", [(1 << 18) - 1, 1 << 18, (1 << 18) + 1])
+def test_small_and_large_meet_without_a_gap(size_bytes: int) -> None:
+    assert crc.crc32(LARGE[:size_bytes]) == zlib.crc32(LARGE[:size_bytes])
+    assert crc.crc32(bytearray(LARGE[:size_bytes]), 7) == zlib.crc32(LARGE[:size_bytes], 7)
+
+
+def test_what_is_not_contiguous_is_refused() -> None:
+    with memoryview(LARGE)[::2] as view, pytest.raises(BufferError):
+        crc.crc32(view)

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from worldline import wire
 from worldline.errors import BadRequest
 from worldline.plan import PAGE_BYTES, Placement, Plan
 
@@ -80,3 +81,9 @@ def test_every_field_is_in_the_digest() -> None:
         {"tail_bytes": (4096,)},
     ):
         assert plan(**change).digest != base.digest
+
+
+def test_whole_seconds_make_the_same_plan() -> None:
+    whole = plan(deadline_s=5, max_freeze_s=6, no_progress_s=3)
+    assert whole.digest == plan().digest
+    assert wire.plan_from(wire.plan_to(whole)) == whole

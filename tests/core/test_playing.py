@@ -6,12 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from worldline import errors
 from worldline.crc import crc32
-from worldline.errors import DataLoss, WrongState
-from worldline.playing import Deliver, Output, Player, Reconnect, Send, Session
+from worldline.errors import BadRequest, DataLoss, Unavailable, WorldlineError, WrongState
+from worldline.playing import Deliver, Output, Player, Reconnect, Send, Session, ends_play, pause_s
 from worldline.v1 import engine_host_service_pb2 as pb
 
 SESSION = Session("s", "token", "here:1")
+REPLAY = Send(pb.PlayRequest(replay=pb.PlayReplay()))
 
 
 class World:
@@ -123,8 +125,10 @@ def test_a_block_nobody_asked_for() -> None:
 def test_a_damaged_readout() -> None:
     player = opened_player()
     player.act(b"x")
+    damaged = pb.PlayResponse(block=pb.PlayBlock(block_index=0, readout=b"abc", readout_crc=1))
+    assert player.receive(damaged) == [REPLAY]
     with pytest.raises(DataLoss, match="damaged"):
-        player.receive(pb.PlayResponse(block=pb.PlayBlock(block_index=0, readout=b"abc", readout_crc=1)))
+        player.receive(damaged)
 
 
 def test_one_action_at_a_time() -> None:
@@ -132,8 +136,93 @@ def test_one_action_at_a_time() -> None:
     player.act(b"x")
     with pytest.raises(WrongState):
         player.act(b"y")
+    # The same one goes on waiting: it is sent again, which is always safe.
+    assert player.act(b"x") == [Send(pb.PlayRequest(action=pb.PlayAction(block_index=0, payload=b"x")))]
 
 
 def test_end_says_why() -> None:
     with pytest.raises(WrongState, match="REPLACED"):
         opened_player().receive(pb.PlayResponse(ended=pb.PlayEnded(reason="REPLACED")))
+
+
+@pytest.mark.parametrize("reason", ["DRAINING", "FENCED"])
+def test_a_host_that_ends_is_not_the_end_of_the_session(reason: str) -> None:
+    with pytest.raises(Unavailable, match=reason) as caught:
+        opened_player().receive(pb.PlayResponse(ended=pb.PlayEnded(reason=reason)))
+    assert not ends_play(caught.value)
+
+
+def test_a_new_player_goes_on_where_the_last_one_ended() -> None:
+    """Block 5 was shown last. It resumes with 6, whether the host has played that or not, and nowhere else."""
+    for at in range(10):
+        player = Player(SESSION, next_block=6)
+        opened = pb.PlayResponse(opened=pb.PlayOpened(session=pb.SessionInfo(next_block=at, epoch=1)))
+        if at not in (6, 7):
+            with pytest.raises(DataLoss):
+                player.receive(opened)
+            continue
+        player.receive(opened)
+        assert player.next_block == 6
+        wanted = REPLAY if at == 7 else Send(pb.PlayRequest(action=pb.PlayAction(block_index=6, payload=b"x")))
+        assert player.act(b"x") == [wanted]
+        # A stream that breaks meanwhile changes nothing.
+        assert wanted in player.receive(opened)
+        delivered = player.receive(pb.PlayResponse(block=pb.PlayBlock(block_index=6, readout_crc=crc32(b""))))
+        assert [output.block.index for output in delivered if isinstance(output, Deliver)] == [6]
+        assert player.next_block == 7
+    with pytest.raises(BadRequest):
+        Player(SESSION, next_block=-1)
+
+
+@given(first=st.integers(0, 3), unseen=st.booleans(), breaks=st.integers(0, 3))
+def test_resuming_shows_each_block_once(first: int, unseen: bool, breaks: int) -> None:
+    world = World()
+    world.played, world.next_block = [bytes([index]) for index in range(first + unseen)], first + unseen
+    world.acked = first - 1
+    player = Player(SESSION, next_block=first)
+    for _ in range(breaks + 1):
+        for output in player.receive(world.opened()):
+            assert isinstance(output, Send)
+            assert not world.take(output.request)
+    (asked,) = player.act(b"now")
+    assert isinstance(asked, Send)
+    (answer,) = world.take(asked.request)
+    _, shown = player.receive(answer)
+    assert isinstance(shown, Deliver)
+    assert shown.block.index == first
+    assert shown.block.readout == b"frame" + (bytes([first]) if unseen else b"now")
+
+
+# docs/gateway.md, "How a stream ends": what ends play, and what is tried again.
+@pytest.mark.parametrize(
+    ("error", "ends"),
+    [
+        (errors.SessionLost("x"), True),
+        (errors.NotFound("x", reason="SESSION_CLOSED"), True),
+        (errors.NotFound("x", reason="UNKNOWN_SESSION"), False),
+        (errors.WrongState("x", reason="PLAY_CLOSED"), True),
+        (errors.WrongState("x", reason="PLAY_REPLACED"), True),
+        (errors.WrongState("x", reason="SESSION_GONE"), False),
+        (errors.Mismatch("x", reason="LAYOUT_DRIFT"), True),
+        (errors.Unmovable("x"), True),
+        (errors.Owned("x"), False),
+        (errors.Exhausted("x", reason="STREAMS"), False),
+        (errors.Internal("x"), False),
+        (errors.Cancelled("x"), False),
+        (errors.TimedOut("x"), False),
+        (errors.Unavailable("x"), False),
+        (errors.Unauthenticated("x"), True),
+        (errors.NotAllowed("x"), True),
+        (errors.BadRequest("x"), True),
+        (errors.Unsupported("x"), True),
+        (errors.DataLoss("x"), True),
+    ],
+)
+def test_which_errors_end_play(error: WorldlineError, ends: bool) -> None:
+    assert ends_play(error) is ends
+
+
+def test_the_pause_is_the_hosts_or_ours() -> None:
+    assert pause_s(errors.Exhausted("x", retry_after_s=3.0)) == 3.0
+    assert pause_s(errors.Exhausted("x", retry_after_s=0.0)) == 0.0
+    assert pause_s(errors.Exhausted("x")) == 0.5

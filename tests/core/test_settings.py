@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from worldline import settings
-from worldline.errors import BadRequest
+from worldline.errors import BadRequest, Precondition
+from worldline.rpc import Server
 from worldline.settings import ServiceSettings
 
 
@@ -39,3 +40,23 @@ def test_a_process_is_told_and_ends(capsys: pytest.CaptureFixture[str]) -> None:
         settings.load_or_exit(ServiceSettings, log_level="LOUD")
     assert caught.value.code == 2
     assert "log_level" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "listen", ["nonsense", ":1", "127.0.0.1:", "127.0.0.1:99999", "127.0.0.1:-1", "127.0.0.1:x", ""]
+)
+def test_an_address_that_is_none(listen: str) -> None:
+    with pytest.raises(BadRequest, match="host:port"):
+        settings.load(ServiceSettings, listen=listen)
+
+
+def test_a_server_that_cannot_start_says_why(tmp_path: Path) -> None:
+    first = Server(settings.load(ServiceSettings), ())
+    address = first.start()
+    with pytest.raises(Precondition, match=address):
+        Server(settings.load(ServiceSettings, listen=address), ()).start()
+    first.stop(0)
+    missing = str(tmp_path / "no.pem")
+    made = settings.load(ServiceSettings, tls_key=missing, tls_ca=missing, tls_certificate=missing)
+    with pytest.raises(BadRequest, match=r"no\.pem"):
+        Server(made, ()).start()

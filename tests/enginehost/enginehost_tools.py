@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
 import torch
 
 from enginehost.destination import Destination
@@ -28,7 +29,7 @@ from worldline import rpc
 from worldline.contract import Contract, ContractClass, Tier
 from worldline.crc import crc32
 from worldline.engine import Preset, Readout, StateTree
-from worldline.errors import BadRequest
+from worldline.errors import BadRequest, WorldlineError
 from worldline.move import Fence
 from worldline.plan import Placement, Plan
 from worldline.settings import load
@@ -125,7 +126,7 @@ class LocalHost:
             host_id=host_id,
             state_dir=directory / "state",
             regions_dir=directory,
-            **{"budget_bytes": 1 << 20, **values},
+            **{"budget_bytes": 1 << 20, "grace_s": 60.0, **values},
         )
         self.host = Host(settings, {"toy": self.engine}, 1)
         self.host.regions.start()
@@ -135,8 +136,8 @@ class LocalHost:
         self.source = Source(self.host)
         self.destination = Destination(self.host)
 
-    def create(self, session_id: str = "s", seed: int = 1) -> Session:
-        wanted = Wanted("toy", "one", seed, None, session_id)
+    def create(self, session_id: str = "s", seed: int = 1, contract: Contract | None = None) -> Session:
+        wanted = Wanted("toy", "one", seed, contract, session_id)
         session, token = self.life.create(str(uuid.uuid4()), wanted, 10.0)
         self.token = token
         return session
@@ -185,13 +186,21 @@ def crcs_of(session: Session, plan: Plan = PLAN) -> list[int]:
 # --- processes
 
 
+def refused(call: object, request: object) -> WorldlineError:
+    """The error a call ends with."""
+    with pytest.raises(WorldlineError) as caught:
+        with rpc.calling("the host"):
+            call(request, timeout=20)  # type: ignore[operator]
+    return caught.value
+
+
 class Process:
     """One engine host process and a stub to it."""
 
     def __init__(self, directory: Path, host_id: str, **values: object) -> None:
         self.regions = directory / f"{host_id}.sock"
         self.host_id = host_id
-        settings = {"host_id": host_id, "state_dir": directory, "regions_dir": directory, **values}
+        settings = {"host_id": host_id, "state_dir": directory, "regions_dir": directory, "grace_s": 60, **values}
         command = [sys.executable, "-m", "enginehost", "--exit-with-parent"]
         for name, value in settings.items():
             command += [f"--{name.replace('_', '-')}", str(value)]
@@ -247,6 +256,9 @@ def processes(directory: Path, *host_ids: str, **values: object) -> Iterator[tup
         for process in started:
             if process.process.poll() is None:
                 process.stop()
+            elif process.process.stdout is not None:
+                process.channel.close()
+                process.process.stdout.close()
 
 
 class Player:

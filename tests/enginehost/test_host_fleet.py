@@ -10,14 +10,25 @@ from pathlib import Path
 
 import grpc
 import pytest
-from enginehost_tools import PLAN, LocalHost, crcs_of, until
+from enginehost_tools import PLAN, LocalHost, Player, Process, crcs_of, processes, refused, until
+from grpc_status import rpc_status
 
 from enginehost.driving import Driving
 from enginehost.registration import Registration
 from worldline import rpc, wire
-from worldline.errors import BadRequest, Internal, NotFound, Unsupported
+from worldline.errors import (
+    BadRequest,
+    Internal,
+    NotFound,
+    Owned,
+    StaleFence,
+    Unavailable,
+    Unsupported,
+    WorldlineError,
+)
 from worldline.move import HostRef
 from worldline.receipt import Receipt
+from worldline.status import to_status
 from worldline.v1 import admission_service_pb2 as admission_pb
 from worldline.v1 import engine_host_service_pb2 as pb
 from worldline.v1 import move_pb2
@@ -35,7 +46,8 @@ class Fake(AdmissionServiceServicer, MoverServiceServicer):
     def __init__(self) -> None:
         self.registered: list[admission_pb.RegisterEngineHostRequest] = []
         self.beats: list[admission_pb.HeartbeatEngineHostRequest] = []
-        self.unknown = self.fenced = self.stale = False
+        self.unknown = self.fenced = self.taken = False
+        self.term, self.heartbeat_s = 3, 0.02
         self.moves: list[mover_pb.MoveResponse] = []
         self.asked: list[mover_pb.MoveRequest] = []
         self.server = grpc.server(ThreadPoolExecutor(4))
@@ -47,15 +59,18 @@ class Fake(AdmissionServiceServicer, MoverServiceServicer):
     def RegisterEngineHost(
         self, request: admission_pb.RegisterEngineHostRequest, context: grpc.ServicerContext
     ) -> admission_pb.RegisterEngineHostResponse:
+        if self.taken:
+            refusal = Owned("host local is another process at x:1", reason="HOST_ID_TAKEN")
+            context.abort_with_status(rpc_status.to_status(to_status(refusal)))
         self.registered.append(request)
         self.unknown = False
-        return admission_pb.RegisterEngineHostResponse(term=3, heartbeat_s=0.02)
+        return admission_pb.RegisterEngineHostResponse(term=self.term, heartbeat_s=self.heartbeat_s)
 
     def HeartbeatEngineHost(
         self, request: admission_pb.HeartbeatEngineHostRequest, context: grpc.ServicerContext
     ) -> admission_pb.HeartbeatEngineHostResponse:
         self.beats.append(request)
-        return admission_pb.HeartbeatEngineHostResponse(term=3, unknown=self.unknown, fenced=self.fenced)
+        return admission_pb.HeartbeatEngineHostResponse(term=self.term, unknown=self.unknown, fenced=self.fenced)
 
     def EvaluateMove(
         self, request: admission_pb.EvaluateMoveRequest, context: grpc.ServicerContext
@@ -93,7 +108,7 @@ def channels(local: LocalHost) -> Iterator[rpc.Channels]:
 
 def test_a_host_registers_and_beats_and_registers_again(local: LocalHost, fake: Fake, channels: rpc.Channels) -> None:
     local.create()
-    registration = Registration(local.host, channels, "a:1", "b:2", lambda: None)
+    registration = Registration(local.host, channels, "a:1", "b:2", lambda _: None)
     registration.start()
     until("heartbeats", lambda: len(fake.beats) >= 2)
     said = fake.registered[0].registration
@@ -107,14 +122,18 @@ def test_a_host_registers_and_beats_and_registers_again(local: LocalHost, fake: 
     fake.unknown = True
     until("a second registration", lambda: len(fake.registered) >= 2)
     registration.stop()
+    assert len(said.instance_id) == 32
+    assert {beat.instance_id for beat in fake.beats} == {said.instance_id} == {local.host.instance_id}
 
 
 def test_a_staged_copy_is_not_reported_as_this_hosts(local: LocalHost, fake: Fake, channels: rpc.Channels) -> None:
     copy = local.create().require_copy()
-    there = LocalHost(local.host.settings.state_dir, "there", admission=fake.address)
+    there = LocalHost(local.host.settings.state_dir, "there", admission=fake.address, mover_id="mover")
+    there.host.admission_term(1, registered=True)
+    fake.term = 1
     fence = there.fence()
     there.destination.stage(fence, copy.slot.layout, copy.descriptor, copy.fingerprint, 5.0)
-    registration = Registration(there.host, channels, "a:1", "b:2", lambda: None)
+    registration = Registration(there.host, channels, "a:1", "b:2", lambda _: None)
     registration.start()
     until("a heartbeat", lambda: bool(fake.beats))
     registration.stop()
@@ -128,7 +147,7 @@ def test_a_fenced_host_ends_all_sessions(local: LocalHost, fake: Fake, channels:
     stream = local.stream(session)
     fenced = threading.Event()
 
-    def on_fenced() -> None:
+    def on_fenced(_: WorldlineError) -> None:
         local.host.end_all("FENCED")
         fenced.set()
 
@@ -151,7 +170,7 @@ def test_a_fenced_host_ends_all_sessions(local: LocalHost, fake: Fake, channels:
 def test_an_admission_that_is_away_is_waited_for(local: LocalHost, fake: Fake, channels: rpc.Channels) -> None:
     fake.server.stop(None).wait()
     session = local.create()
-    registration = Registration(local.host, channels, "a:1", "b:2", lambda: None)
+    registration = Registration(local.host, channels, "a:1", "b:2", lambda _: None)
     registration.start()
     assert len(local.play(session, 2)) == 2
     registration.stop()
@@ -164,6 +183,7 @@ def test_admit_asks_admission(local: LocalHost, channels: rpc.Channels) -> None:
 
 def test_migrate_asks_the_mover(local: LocalHost, fake: Fake, channels: rpc.Channels) -> None:
     session = local.create()
+    local.host.admission_term(1, registered=True)
     driving = Driving(local.host, channels)
     fence = local.fence()
     manifest = local.source.freeze(fence, 30.0, 5.0).manifest
@@ -199,3 +219,143 @@ def test_verbs_that_others_do_say_so_where_nobody_is_set(tmp_path: Path) -> None
     with pytest.raises(Unsupported, match="mover"):
         driving.migrate(alone.fence(), PLAN, HostRef("other", 1, "c:3"), "m:4", "a:1", 5.0)
     alone.close()
+
+
+@pytest.fixture
+def joined(local: LocalHost, fake: Fake, channels: rpc.Channels) -> Iterator[Registration]:
+    """Registered, and beating so seldom that only what is asked for at once comes."""
+    fake.heartbeat_s = 3600.0
+    local.create()
+    registration = Registration(local.host, channels, "a:1", "b:2", lambda _: None)
+    registration.start()
+    until("the registration", lambda: bool(fake.registered))
+    until("the term", lambda: accepts(local, 3))
+    yield registration
+    registration.stop()
+
+
+def accepts(local: LocalHost, term: int) -> bool:
+    """Whether messages of a controller of this term count."""
+    try:
+        return local.source.resume(local.fence(term=term), reinstate=False).name == "LIVE"
+    except (StaleFence, Unavailable):
+        return False
+
+
+def test_a_stray_term_is_refused_and_changes_nothing(local: LocalHost, fake: Fake, joined: Registration) -> None:
+    """Whatever a stranger says its term is, and whether the session exists or not: admission's own term counts on."""
+    for session_id in ("s", "none"):
+        for term in (4, 2**62):
+            fence = local.fence(session_id, term=term)
+            for verb in (
+                lambda: local.source.freeze(fence, 1.0, 1.0),  # noqa: B023
+                lambda: local.source.register(session_id, fence),  # noqa: B023
+                lambda: local.source.release(fence),  # noqa: B023
+                lambda: local.source.resume(fence, reinstate=True),  # noqa: B023
+                lambda: local.source.free(fence, "b", "b:1", 2, 1.0),  # noqa: B023
+                lambda: local.destination.drop(fence, 1.0),  # noqa: B023
+                lambda: local.destination.activate(fence),  # noqa: B023
+            ):
+                with pytest.raises(Unavailable) as caught:
+                    verb()
+                assert (caught.value.reason, caught.value.retry_after_s) == ("UNKNOWN_TERM", 0.1)
+    until("admission being asked at once", lambda: bool(fake.beats))
+    with pytest.raises(StaleFence, match="term 2 is old"):
+        local.source.resume(local.fence(term=2), reinstate=False)
+    assert accepts(local, 3)
+
+
+@pytest.mark.parametrize("term", [4, 1])
+def test_an_admission_that_started_again_is_heard_at_once(
+    local: LocalHost, fake: Fake, joined: Registration, term: int
+) -> None:
+    """Also one whose journal was replaced, so that its term is lower. The next heartbeat is an hour away."""
+    fake.term, fake.unknown = term, True
+    assert not accepts(local, 4), "nobody has told of it yet"
+    until("the new term", lambda: accepts(local, term))
+    assert len(fake.registered) == 2
+
+
+def test_without_admission_only_a_message_that_was_done_raises_the_term(tmp_path: Path) -> None:
+    alone = LocalHost(tmp_path, "alone")
+    alone.create()
+    for session_id, epoch in (("none", 1), ("s", 9)):
+        with pytest.raises((NotFound, StaleFence)):
+            alone.source.freeze(alone.fence(session_id, epoch=epoch, term=2**62), 1.0, 1.0)
+    assert accepts(alone, 1)
+    assert accepts(alone, 5)
+    assert not accepts(alone, 4)
+    alone.close()
+
+
+def test_what_admission_must_know_at_once_is_told_at_once(local: LocalHost, fake: Fake, joined: Registration) -> None:
+    local.host.draining = True
+    joined.tell(20.0)
+    assert fake.beats[-1].status.draining
+
+
+def test_a_host_whose_id_is_taken_plays_no_more(local: LocalHost, fake: Fake, channels: rpc.Channels) -> None:
+    fake.taken = True
+    why: list[WorldlineError] = []
+    Registration(local.host, channels, "a:1", "b:2", why.append).start()
+    until("the refusal", lambda: bool(why))
+    assert why[0].reason == "HOST_ID_TAKEN"
+
+
+def test_a_host_that_had_joined_keeps_its_sessions(local: LocalHost, fake: Fake, joined: Registration) -> None:
+    """An admission that has mixed it up with another process does not end what it has placed here."""
+    fake.unknown = fake.taken = True
+    joined.tell(20.0)
+    joined.tell(20.0)
+    assert len(local.play(local.host.sessions.get("s"), 2)) == 2
+
+
+def test_the_process_of_a_taken_id_ends_with_status_2(tmp_path: Path, fake: Fake) -> None:
+    fake.taken = True
+    twin = Process(tmp_path, "twin", admission=fake.address, mover_id="mover")
+    assert twin.process.wait(60) == 2
+    assert "another process" in twin.log.read_text()
+    assert twin.process.stdout is not None
+    twin.process.stdout.close()
+
+
+def test_a_host_drains_until_its_sessions_are_gone(tmp_path: Path, fake: Fake) -> None:
+    """Admission hears of it, players play on, nothing new is taken; the last session's end is the host's."""
+    with processes(tmp_path, "drained", admission=fake.address, mover_id="mover", drain_s=3600) as (host,):
+        made = host.create()
+        session_id = made.session.descriptor.session_id
+        host.process.terminate()
+        until("admission being told", lambda: any(beat.status.draining for beat in fake.beats))
+        player = Player(host, session_id, made.resume_token)
+        player.opened()
+        assert [block.block_index for block in player.blocks(0, 3)] == [0, 1, 2]
+        new = pb.CreateSessionRequest(request_id=str(uuid.uuid4()), engine="window-rewrite", preset="tiny")
+        assert refused(host.stub.CreateSession, new).reason == "DRAINING"
+        assert host.process.poll() is None
+        host.stub.CloseSession(
+            pb.CloseSessionRequest(session_id=session_id, resume_token=made.resume_token), timeout=20
+        )
+        assert player.next().ended.reason == "CLOSED"
+        player.close()
+        assert host.process.wait(20) == 0
+
+
+def test_a_second_signal_ends_a_drain(tmp_path: Path, fake: Fake) -> None:
+    with processes(tmp_path, "hasty", admission=fake.address, mover_id="mover", drain_s=3600) as (host,):
+        host.create()
+        host.process.terminate()
+        until("admission being told", lambda: any(beat.status.draining for beat in fake.beats))
+        host.process.terminate()
+        assert host.process.wait(20) == 0
+
+
+def test_session_ids_are_the_hosts_to_make(tmp_path: Path, fake: Fake) -> None:
+    with processes(tmp_path, "placed", admission=fake.address, mover_id="mover") as (host,):
+        chosen = pb.CreateSessionRequest(
+            request_id=str(uuid.uuid4()), engine="window-rewrite", preset="tiny", session_id="squatted"
+        )
+        error = refused(host.stub.CreateSession, chosen)
+        assert isinstance(error, BadRequest)
+        assert error.reason == "SESSION_ID_CHOSEN"
+        made = {host.create().session.descriptor.session_id for _ in range(3)}
+        assert len(made) == 3

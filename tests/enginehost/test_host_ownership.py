@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from enginehost.ownership import MAX_PAST, Ending, Ownership, State, check_fence
-from worldline.errors import DataLoss, NotFound, Owned, StaleFence, WorldlineError, WrongState
+from worldline.errors import DataLoss, NotFound, Owned, StaleFence, Unavailable, WorldlineError, WrongState
 from worldline.move import Fence
 
 MOVES = [str(uuid.UUID(int=number)) for number in range(3)]
@@ -173,11 +173,31 @@ def test_the_past_is_bounded() -> None:
 
 
 def test_fences() -> None:
-    assert check_fence(Fence(MOVES[0], "s", 1, 4, 7), 4, 6) == 7
-    with pytest.raises(StaleFence, match="incarnation"):
-        check_fence(Fence(MOVES[0], "s", 1, 3, 7), 4, 6)
-    with pytest.raises(StaleFence, match="term"):
-        check_fence(Fence(MOVES[0], "s", 1, 4, 5), 4, 6)
+    check_fence(Fence(MOVES[0], "s", 1, 4, 7), 4, 6, told=False)
+    check_fence(Fence(MOVES[0], "s", 1, 4, 6), 4, 6, told=True)
+    for told in (False, True):
+        with pytest.raises(StaleFence, match="incarnation"):
+            check_fence(Fence(MOVES[0], "s", 1, 3, 7), 4, 6, told=told)
+        with pytest.raises(StaleFence, match="term"):
+            check_fence(Fence(MOVES[0], "s", 1, 4, 5), 4, 6, told=told)
+    with pytest.raises(Unavailable, match="term 7"):
+        check_fence(Fence(MOVES[0], "s", 1, 4, 7), 4, 6, told=True)
+
+
+def test_closed_and_failed_are_told_apart() -> None:
+    closed, failed = LIVE.close(), LIVE.fail()
+    assert (closed.state, closed.closed) == (State.NOTHING, True)
+    assert (failed.state, failed.closed) == (State.NOTHING, False)
+    assert closed.resume(fence()) == (closed, State.NOTHING)
+    staged = Ownership().stage(fence())
+    expired = staged.expire(MOVES[0])
+    assert expired.state is State.NOTHING
+    assert staged.expire(MOVES[1]) is staged
+    ready = staged.commit(fence())
+    assert ready.expire(MOVES[0]) is ready
+    with pytest.raises(WrongState):
+        expired.stage(fence())
+    assert expired.drop(fence()) is expired
 
 
 class HandOver(RuleBasedStateMachine):

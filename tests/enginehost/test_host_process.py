@@ -12,7 +12,7 @@ from pathlib import Path
 
 import grpc
 import pytest
-from enginehost_tools import PLAN, Player, Process, processes, until
+from enginehost_tools import PLAN, Player, Process, processes, refused, until
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from enginehost.regions import fetch
@@ -25,7 +25,6 @@ from worldline.errors import (
     StaleFence,
     Unauthenticated,
     Unavailable,
-    WorldlineError,
     WrongState,
 )
 from worldline.v1 import engine_host_service_pb2 as pb
@@ -38,14 +37,6 @@ Pair = tuple[Process, Process]
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     with processes(tmp_path_factory.mktemp("pair"), "host-a", "host-b", budget_bytes=64 << 20) as (first, second):
         yield first, second
-
-
-def refused(call: object, request: object) -> WorldlineError:
-    """The error a call ends with."""
-    with pytest.raises(WorldlineError) as caught:
-        with rpc.calling("the host"):
-            call(request, timeout=20)  # type: ignore[operator]
-    return caught.value
 
 
 class Move:
@@ -244,6 +235,8 @@ def test_who_may_not_play(pair: Pair) -> None:
     for session_id, token, kind in [
         (made.session.descriptor.session_id, "wrong", Unauthenticated),
         ("unknown", made.resume_token, NotFound),
+        ("x" * 10_000, made.resume_token, BadRequest),
+        ("", made.resume_token, BadRequest),
     ]:
         player = Player(pair[0], session_id, token)
         with pytest.raises(kind):
@@ -351,6 +344,8 @@ def bad_requests(host: Process) -> list[tuple[str, object]]:
         ("DescribeSession", pb.DescribeSessionRequest(session_id="")),
         ("ListSessions", pb.ListSessionsRequest(page_size=100_000)),
         ("ListSessions", pb.ListSessionsRequest(page_token="\x00not base64")),
+        ("ListSessions", pb.ListSessionsRequest(page_token="!!")),
+        ("ListSessions", pb.ListSessionsRequest(page_token="Li4vZXRj")),
         ("CloseSession", pb.CloseSessionRequest(session_id="A B")),
         ("RegisterState", pb.RegisterStateRequest(session_id="x" * 1000)),
         ("RegisterState", pb.RegisterStateRequest(session_id="other", fence=fence)),
@@ -414,6 +409,57 @@ def test_verbs_on_nothing(pair: Pair) -> None:
 
 def vars_of(descriptor: object) -> dict[str, object]:
     return {name: getattr(descriptor, name) for name in type(descriptor).__dataclass_fields__}  # type: ignore[attr-defined]
+
+
+def test_rollback_says_that_a_session_was_closed_here(pair: Pair) -> None:
+    made = pair[0].create()
+    session_id = made.session.descriptor.session_id
+
+    def rollback() -> pb.RollbackResponse:
+        fence = Move(*pair, session_id).fence(pair[0])
+        return pair[0].stub.Rollback(pb.RollbackRequest(fence=fence, action=pb.ROLLBACK_ACTION_RESUME), timeout=20)
+
+    assert not rollback().closed
+    pair[0].stub.CloseSession(pb.CloseSessionRequest(session_id=session_id, resume_token=made.resume_token), timeout=20)
+    answer = rollback()
+    assert (answer.state, answer.closed) == (pb.SESSION_STATE_UNSPECIFIED, True)
+    late = Player(pair[0], session_id, made.resume_token)
+    with pytest.raises(NotFound) as caught:
+        with rpc.calling("the host"):
+            late.next()
+    assert caught.value.reason == "SESSION_CLOSED"
+    late.close()
+
+
+STOPPED_PLAYER = """
+import sys
+from worldline.client import Client
+from worldline.playing import Session
+address, session_id, token = sys.argv[1:]
+play = Client(address).play(Session(session_id, token, address))
+print("plays", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.slow
+def test_a_player_that_vanishes_without_a_word_gives_its_stream_back(tmp_path: Path) -> None:
+    """Stopped, not ended: its connection stays open, and only pings tell that nobody is there."""
+    with processes(tmp_path, "host-d", idle_s=0.1, rpc_threads=8) as (host,):
+        made = host.create()
+        session_id = made.session.descriptor.session_id
+        command = [sys.executable, "-c", STOPPED_PLAYER, host.address, session_id, made.resume_token]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as player:
+            assert player.stdout is not None
+            assert player.stdout.readline() == b"plays\n"
+            player.send_signal(signal.SIGSTOP)
+            describe = pb.DescribeSessionRequest(session_id=session_id)
+            until(
+                "the session's suspension",
+                lambda: host.stub.DescribeSession(describe, timeout=20).session.state == pb.SESSION_STATE_SUSPENDED,
+                60,
+            )
+            player.kill()
 
 
 def test_garbage_on_the_wire_is_refused(pair: Pair) -> None:
@@ -483,6 +529,12 @@ def test_a_host_ends_with_its_parent(tmp_path: Path) -> None:
     [
         (["--no-such", "1"], b"no-such"),
         (["--budget-bytes", "-1"], b"budget_bytes"),
+        (["--listen", "nonsense"], b"listen"),
+        (["--admission", "nonsense", "--mover-id", "m"], b"admission"),
+        (["--admission", "127.0.0.1:9"], b"mover_id"),
+        (["--public-address", "nonsense"], b"public_address"),
+        (["--cluster-address", "nonsense:0"], b"cluster_address"),
+        (["--mover-id", "A B"], b"mover_id"),
         pytest.param(["--engines", "none"], b"none", marks=pytest.mark.slow),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -12,9 +13,11 @@ import pytest
 import torch
 from enginehost_tools import PLAN, LocalHost, ToySession, crcs_of, until
 
+from enginehost.host import RESERVED_FDS, max_sessions
 from enginehost.ownership import State
 from enginehost.regions import fetch
 from enginehost.session import Session
+from worldline.contract import Contract, ContractClass, Tier
 from worldline.errors import (
     BadRequest,
     DataLoss,
@@ -534,3 +537,162 @@ def test_sessions_take_turns(source: LocalHost) -> None:
         for _ in range(8):
             stream.next()
     assert max(abs(order[:n].count("one") - order[:n].count("two")) for n in range(2, 16)) <= 2
+
+
+@pytest.mark.parametrize(
+    ("contract", "limit_s"),
+    [
+        (Contract(ContractClass.C1, 0.5, Tier.T0), 1.5),
+        (Contract(ContractClass.C2A, 0.1, Tier.T0), 0.1 + 1.0),
+        (Contract(ContractClass.C5, 0.0, Tier.T1), 7.0),
+    ],
+)
+def test_a_freeze_lasts_no_longer_than_the_contract_bears(tmp_path: Path, contract: Contract, limit_s: float) -> None:
+    host = LocalHost(tmp_path, grace_s=1.0, max_freeze_s=7.0)
+    session = host.create(contract=contract)
+    for over_s in (limit_s * 1.001, 86_400.0):
+        with pytest.raises(BadRequest) as caught:
+            host.source.freeze(host.fence(), over_s, 1.0)
+        assert caught.value.reason == "FREEZE_TOO_LONG"
+        assert caught.value.violations
+        assert session.ownership.state is State.LIVE
+    fence = host.fence()
+    host.source.freeze(fence, limit_s, 1.0)
+    host.source.resume(fence, reinstate=False)
+    host.close()
+
+
+def hasty_pair(directory: Path) -> tuple[LocalHost, LocalHost]:
+    """Two hosts that wait for nobody long."""
+    source, destination = (
+        LocalHost(directory, name, grace_s=0.1, stage_ttl_s=0.2, idle_s=0.05, close_s=0.05)
+        for name in ("source", "destination")
+    )
+    return source, destination
+
+
+HASTY = Contract(ContractClass.C1, 0.1, Tier.T0)
+
+
+def test_a_staged_copy_whose_move_tells_nothing_is_dropped(tmp_path: Path) -> None:
+    source, destination = hasty_pair(tmp_path)
+    session = source.create(contract=HASTY)
+    stream = source.stream(session)
+    move = Move(source, destination, session)
+    move.stage()
+    free_bytes = destination.host.budget.free_bytes
+    until("the drop", lambda: destination.host.budget.free_bytes > free_bytes)
+    assert destination.host.sessions.held() == []
+    # The move that comes late finds that it is over here, whatever it asks, and its memory is nobody's.
+    move.freeze(0.2)
+    move.copy()
+    with pytest.raises((NotFound, WrongState)):
+        move.attest()
+    copy = session.require_copy()
+    with pytest.raises(WrongState, match="over"):
+        destination.destination.stage(move.there, copy.slot.layout, copy.descriptor, copy.fingerprint, 1.0)
+    assert destination.destination.drop(move.there, 1.0) is State.NOTHING
+    source.source.resume(move.fence, reinstate=False)
+    # The next move is taken.
+    again = Move(source, destination, session)
+    again.stage()
+    again.freeze(0.2)
+    again.copy()
+    again.attest()
+    destination.destination.drop(again.there, 1.0)
+    source.source.resume(again.fence, reinstate=False)
+    stream.finish()
+    source.close()
+    destination.close()
+
+
+def test_an_attested_copy_stays_however_long_nobody_asks(tmp_path: Path) -> None:
+    source, destination = hasty_pair(tmp_path)
+    session, other = source.create(contract=HASTY), source.create("other", contract=HASTY)
+    streams = [source.stream(session), source.stream(other)]
+    move = Move(source, destination, session)
+    move.stage()
+    move.freeze(0.2)
+    move.copy()
+    move.attest()
+    # A copy that was staged later is dropped: the attested one has waited longer than it.
+    abandoned = Move(source, destination, other)
+    abandoned.stage()
+    os.close(abandoned.read)
+    os.close(abandoned.write)
+    until("the drop of the other", lambda: len(destination.host.sessions.held()) == 1)
+    (kept,) = destination.host.sessions.held()
+    assert (kept.session_id, kept.ownership.state) == (session.session_id, State.STAGED)
+    destination.destination.drop(move.there, 1.0)
+    for stream in streams:
+        stream.finish()
+    source.close()
+    destination.close()
+
+
+def test_an_abandoned_session_is_not_closed_under_a_move(tmp_path: Path) -> None:
+    """One that a move has registered stays until that move is over here, or was silent for `stage_ttl_s`."""
+    host = LocalHost(tmp_path, idle_s=0.02, close_s=0.02, stage_ttl_s=3600.0)
+    session, alone = host.create("moving"), host.create("alone")
+    fence = host.fence("moving")
+    host.source.register("moving", fence)
+    until("the other's end", lambda: alone.copy is None)
+    until("its suspension", lambda: session.ownership.state is State.SUSPENDED)
+    later = host.create("later")
+    until("the later one's end", lambda: later.copy is None)
+    assert session.copy is not None
+    host.source.freeze(fence, 10.0, 5.0)
+    assert host.source.resume(fence, reinstate=False) is State.LIVE
+    until("its end after the move's", lambda: session.copy is None)
+    assert host.host.sessions.closed("moving")
+    host.close()
+
+
+@pytest.mark.parametrize("registered", [False, True])
+def test_a_close_before_the_freeze_is_told_to_the_move(source: LocalHost, registered: bool) -> None:
+    source.create()
+    fence = source.fence()
+    if registered:
+        source.source.register("s", fence)
+    assert not source.host.sessions.closed("s")
+    source.life.close("s", source.token, 5.0)
+    for verb in (lambda: source.source.register("s", fence), lambda: source.source.freeze(fence, 1.0, 1.0)):
+        with pytest.raises(NotFound) as caught:
+            verb()
+        assert caught.value.reason == "SESSION_CLOSED"
+    for reinstate in (False, True):
+        assert source.source.resume(fence, reinstate=reinstate) is State.NOTHING
+    assert source.host.sessions.closed("s")
+
+
+def test_a_close_after_the_freeze_is_refused(source: LocalHost) -> None:
+    source.create()
+    fence = source.fence()
+    source.source.freeze(fence, 10.0, 5.0)
+    with pytest.raises(Owned) as caught:
+        source.life.close("s", source.token, 5.0)
+    assert caught.value.retry_after_s
+    source.source.resume(fence, reinstate=False)
+    assert not source.host.sessions.closed("s")
+
+
+def test_slots_leave_descriptors_for_everything_else(source: LocalHost, destination: LocalHost) -> None:
+    """Sessions and staged copies are refused while there are descriptors left; what is there plays on."""
+    session = source.create()
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    reserve = RESERVED_FDS + 2 * source.host.settings.rpc_threads
+    resource.setrlimit(resource.RLIMIT_NOFILE, (reserve + 2, files[1]))
+    try:
+        assert max_sessions(source.host.settings) == 2
+        second = source.create("second")
+        with pytest.raises(Exhausted) as caught:
+            source.create("third")
+        assert (caught.value.reason, caught.value.numbers) == ("MAX_SESSIONS", {"held": 2, "limit": 2})
+        for name in ("one", "two"):
+            destination.create(name)
+        with pytest.raises(Exhausted, match="RLIMIT_NOFILE"):
+            Move(source, destination, session).stage()
+        assert destination.host.sessions.find("s") is None
+        source.play(second, 2)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, files)

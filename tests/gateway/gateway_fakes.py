@@ -14,7 +14,17 @@ from typing import Literal
 
 import grpc
 
-from worldline.errors import NotFound, SessionLost, Unauthenticated, Unavailable
+from worldline.errors import (
+    Exhausted,
+    Internal,
+    NotFound,
+    Owned,
+    SessionLost,
+    TimedOut,
+    Unauthenticated,
+    Unavailable,
+    WrongState,
+)
 from worldline.rpc import Server
 from worldline.settings import ServiceSettings, load
 from worldline.v1 import admission_service_pb2 as admission_pb2
@@ -36,6 +46,12 @@ Trouble = Literal[
     "closed",
     "replaced",
     "draining",
+    "fenced",
+    "full",
+    "owned",
+    "failed",
+    "internal",
+    "slow",
     "lost",  # the host dies with the session
     "behind",  # the host comes back with an older state
 ]
@@ -67,6 +83,7 @@ class FakeFleet:
         self.placed: set[str] = set()
         self.moves = 0
         self.closed = False
+        self.unknown = False  # neither host nor admission has heard of the session
         self._lock = threading.Lock()
         self._reset()
         self._admission = Server(load(ServiceSettings), ())
@@ -95,6 +112,7 @@ class FakeFleet:
         with self._lock:
             self._reset()
             self.script, self.moves, self.placed, self.closed = dict(script), 0, set(), False
+            self.unknown = False
 
     def move(self) -> None:
         with self._lock:
@@ -147,6 +165,8 @@ class _Admission(admission_grpc.AdmissionServiceServicer):
         self._maybe_away()
         if self._fleet.lost:
             raise SessionLost("session s-1 died with its host", resource=("session", "s-1"))
+        if self._fleet.unknown:
+            raise NotFound("no such session", reason="UNKNOWN_SESSION", resource=("session", "s-1"))
         return admission_pb2.LocateSessionResponse(session_id="s-1", public_address=self._fleet.address)
 
 
@@ -168,7 +188,7 @@ class _Host(host_grpc.EngineHostServiceServicer):
         opened = next(requests).open
         if opened.resume_token != TOKEN:
             raise Unauthenticated("wrong resume token")
-        if fleet.lost:
+        if fleet.lost or fleet.unknown:
             raise NotFound("no such session", resource=("session", "s-1"))
         if fleet.home != self._index:
             yield fleet.moved()
@@ -226,7 +246,17 @@ class _Host(host_grpc.EngineHostServiceServicer):
                 left: queue.SimpleQueue[None] = queue.SimpleQueue()
                 context.add_callback(lambda: left.put(None))
                 left.get()
-            case "closed" | "replaced" | "draining":
+            case "full":
+                raise Exhausted("no stream is free", reason="STREAMS", retry_after_s=0.01)
+            case "owned":
+                raise Owned("a move has it", retry_after_s=0.01)
+            case "failed":
+                raise WrongState("not now", retry_after_s=0.01)
+            case "internal":
+                raise Internal("a bug", retry_after_s=0.01)
+            case "slow":
+                raise TimedOut("too late", retry_after_s=0.01)
+            case "closed" | "replaced" | "draining" | "fenced":
                 yield host_pb2.PlayResponse(ended=host_pb2.PlayEnded(reason=trouble.upper()))
             case "drop-end":
                 return

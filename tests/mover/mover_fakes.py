@@ -174,12 +174,14 @@ class FakeHost(EngineHostServiceServicer):
                 connected, _ = self._socket.accept()
             except OSError:
                 return
-            with connected:
+            with connected, suppress(BrokenPipeError):  # the mover may have gone meanwhile
                 descriptor = self._tickets.pop(connected.recv(32), None)
                 if descriptor is None:
                     connected.sendall(b"\x00")
-                else:
+                    continue
+                try:
                     socket.send_fds(connected, [b"\x01"], [descriptor])
+                finally:
                     os.close(descriptor)
 
 

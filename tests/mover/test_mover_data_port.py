@@ -13,6 +13,7 @@ from contextlib import suppress
 
 import pytest
 
+from mover.settings import default_congestion
 from mover.transports import tcp_port
 from mover.transports.tcp import Tcp
 from mover.transports.tcp_port import GREETING, MAGIC, MAX_GREETING, VERSION
@@ -149,6 +150,19 @@ def test_silence_is_closed_and_does_not_block_others(
             connected.close()
 
 
+def test_strangers_that_say_nothing_keep_no_stream_out(
+    transport: Tcp, expected: tuple[Terms, Listener, bytearray]
+) -> None:
+    """All places are taken by silent strangers; the one that is silent longest makes room."""
+    _, listener, _ = expected
+    silent = [connect(listener) for _ in range(MAX_GREETING + 2)]
+    try:
+        still_carries(transport, expected)
+    finally:
+        for connected in silent:
+            connected.close()
+
+
 def test_a_flood_is_bounded(transport: Tcp, expected: tuple[Terms, Listener, bytearray]) -> None:
     """More than the port lets wait are closed at once; when they are gone others come in."""
     _, listener, _ = expected
@@ -242,6 +256,44 @@ def test_the_trace_comes_with_the_stream(transport: Tcp, expected: tuple[Terms, 
 def test_an_unknown_congestion_control_says_so() -> None:
     with pytest.raises(Exhausted, match="leave the setting empty"):
         Tcp("127.0.0.1:0", congestion="nonesuch")
+
+
+def test_congestion_control_is_chosen_before_the_handshake(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At both ends: a socket that began with one that paces stays paced, whatever is chosen later."""
+    chosen: list[str] = []
+    connect = socket.socket.connect
+
+    def watched(self: socket.socket, address: object) -> None:
+        chosen.append(congestion_of(self))
+        connect(self, address)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(socket.socket, "connect", watched)
+    transport = Tcp("127.0.0.1:0", congestion="reno")
+    terms = Terms(str(uuid.uuid4()), new_token(), 1, 5.0)
+    listener = transport.listen(memoryview(bytearray(SIZE_BYTES)), CHUNKS, terms)
+    sender = tcp_port.greet(listener.endpoint, terms, 0, "reno")
+    receiver = listener.accept()
+    assert chosen == ["reno"]
+    assert congestion_of(sender) == "reno"
+    sender.close()
+    receiver.close()
+    listener.close()
+    transport.close()
+
+
+def test_the_default_congestion_control_may_be_chosen() -> None:
+    name = default_congestion()
+    with socket.socket() as probe:
+        if name:
+            tcp_port.set_congestion(probe, name)
+            assert congestion_of(probe) == name == "cubic"
+        else:
+            with pytest.raises(Exhausted):
+                tcp_port.set_congestion(probe, "cubic")
+
+
+def congestion_of(connected: socket.socket) -> str:
+    return connected.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0").decode()
 
 
 def test_accept_is_bounded(transport: Tcp) -> None:

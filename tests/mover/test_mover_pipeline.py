@@ -303,3 +303,24 @@ def test_the_address_of_a_view() -> None:
     with memoryview(data) as view, view[100:] as part:
         assert address_of(part) - address_of(view) == 100
     data.close()
+
+
+def test_a_cancelled_region_is_not_faulted_in_to_the_end() -> None:
+    """Gigabytes take seconds: a move that is cancelled meanwhile must be unmapped before its data plane is given up."""
+    size_bytes = 256 << 20
+    descriptor = os.memfd_create("worldline-test")
+    os.ftruncate(descriptor, size_bytes)
+    region = Region(descriptor, size_bytes, writable=True)
+    try:
+        asked = 0
+
+        def unwanted() -> bool:
+            nonlocal asked
+            asked += 1
+            return asked > 1
+
+        region.populate(unwanted)
+        assert os.fstat(descriptor).st_blocks * 512 <= size_bytes // 2
+    finally:
+        region.close()
+        os.close(descriptor)

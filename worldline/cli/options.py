@@ -34,6 +34,13 @@ def common() -> argparse.ArgumentParser:
     return made
 
 
+def at_least_one(value: str) -> int:
+    """A whole number from 1 on, for argparse."""
+    if not value.isdecimal() or int(value) < 1:
+        raise argparse.ArgumentTypeError(f"{value!r} is not a whole number from 1 on")
+    return int(value)
+
+
 def add_output_and_tls(to: argparse.ArgumentParser) -> None:
     """`--json`, and the three files of mTLS."""
     to.add_argument("--json", action="store_true", help="print JSON")

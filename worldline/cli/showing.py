@@ -7,7 +7,7 @@ import itertools
 import time
 
 from worldline.cli import render
-from worldline.cli.options import Subparsers
+from worldline.cli.options import Subparsers, at_least_one
 from worldline.client import Client
 
 
@@ -17,7 +17,7 @@ def register(commands: Subparsers, common: argparse.ArgumentParser) -> None:
     commands.add_parser("sessions", parents=[common], help="list sessions").set_defaults(run=sessions)
     listed = commands.add_parser("moves", parents=[common], help="list moves, newest first")
     listed.add_argument("--session", default="", help="only this session's")
-    listed.add_argument("--limit", type=int, default=20, help="at most this many (default 20)")
+    listed.add_argument("--limit", type=at_least_one, default=20, help="at most this many (default 20)")
     listed.set_defaults(run=moves)
     where = commands.add_parser("locate", parents=[common], help="where a session lives")
     where.add_argument("session")

@@ -885,12 +885,15 @@ class MoverRegistration(_message.Message):
     ADDRESS_FIELD_NUMBER: _builtins.int
     TRANSPORTS_FIELD_NUMBER: _builtins.int
     MAX_RECEIVES_FIELD_NUMBER: _builtins.int
+    RETRANSMIT_FLOOR_S_FIELD_NUMBER: _builtins.int
     mover_id: _builtins.str
     """Mover, 1 to 64 of [a-z0-9-]."""
     address: _builtins.str
     """Control address, host:port."""
     max_receives: _builtins.int
     """Moves it takes in at the same time; 0: not told."""
+    retransmit_floor_s: _builtins.float
+    """Seconds that a lost packet costs at worst on rdma, as its live queue pairs have it; 0: no rdma."""
     @_builtins.property
     def transports(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Transports it truly has."""
@@ -902,10 +905,11 @@ class MoverRegistration(_message.Message):
         address: _builtins.str = ...,
         transports: _abc.Iterable[_builtins.str] | None = ...,
         max_receives: _builtins.int = ...,
+        retransmit_floor_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "max_receives", b"max_receives", "mover_id", b"mover_id", "transports", b"transports"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "max_receives", b"max_receives", "mover_id", b"mover_id", "retransmit_floor_s", b"retransmit_floor_s", "transports", b"transports"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

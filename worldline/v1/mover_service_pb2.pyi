@@ -477,6 +477,7 @@ class GetStatusResponse(_message.Message):
     MOVED_BYTES_FIELD_NUMBER: _builtins.int
     MAPPED_REGIONS_FIELD_NUMBER: _builtins.int
     FAULT_INJECTION_FIELD_NUMBER: _builtins.int
+    RETRANSMIT_FLOOR_S_FIELD_NUMBER: _builtins.int
     mover_id: _builtins.str
     """Mover."""
     data_plane_pid: _builtins.int
@@ -489,6 +490,8 @@ class GetStatusResponse(_message.Message):
     """Regions mapped now."""
     fault_injection: _builtins.bool
     """Whether faults may be injected."""
+    retransmit_floor_s: _builtins.float
+    """Seconds that a lost packet costs at worst on rdma, as its live queue pairs have it; 0: no rdma."""
     @_builtins.property
     def transports(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Transports it truly has."""
@@ -508,10 +511,11 @@ class GetStatusResponse(_message.Message):
         moved_bytes: _builtins.int = ...,
         mapped_regions: _builtins.int = ...,
         fault_injection: _builtins.bool = ...,
+        retransmit_floor_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["data_plane_pid", b"data_plane_pid", "data_plane_starts", b"data_plane_starts", "fault_injection", b"fault_injection", "mapped_regions", b"mapped_regions", "moved_bytes", b"moved_bytes", "mover_id", b"mover_id", "moves", b"moves", "transports", b"transports"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data_plane_pid", b"data_plane_pid", "data_plane_starts", b"data_plane_starts", "fault_injection", b"fault_injection", "mapped_regions", b"mapped_regions", "moved_bytes", b"moved_bytes", "mover_id", b"mover_id", "moves", b"moves", "retransmit_floor_s", b"retransmit_floor_s", "transports", b"transports"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

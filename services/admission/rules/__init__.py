@@ -5,13 +5,14 @@ from __future__ import annotations
 from admission.rules.deadline_gate import deadline_gate, predicted_s
 from admission.rules.fingerprint import fingerprint
 from admission.rules.flux import flux
-from admission.rules.question import Mode, Peer, Question, Rule
+from admission.rules.question import InFlight, Mode, Peer, Question, Rule
 from admission.rules.reachable import reachable
 from admission.rules.receiver import receiver
+from admission.rules.session_id import session_id
 from admission.rules.slot_memory import slot_memory
 from worldline.verdict import Verdict, compose
 
-__all__ = ["RULES", "Mode", "Peer", "Question", "evaluate"]
+__all__ = ["RULES", "InFlight", "Mode", "Peer", "Question", "evaluate"]
 
 RULES: tuple[Rule, ...] = (
     deadline_gate,
@@ -20,6 +21,7 @@ RULES: tuple[Rule, ...] = (
     fingerprint,
     receiver,
     reachable,
+    session_id,
 )
 
 

@@ -28,12 +28,25 @@ class Peer:
 
 
 @dataclass(frozen=True, slots=True)
+class InFlight:
+    """A move into a receiver: the seconds it is still predicted to take.
+
+    `stalled`: it waits for a silent process, and `left_s` is only when to look again.
+    """
+
+    move_id: str
+    left_s: float
+    stalled: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Question:
     """One move as the rules see it.
 
     `state_bytes` is S, `dirty_rate_Bps` D (None before the first block was timed), `bandwidth_Bps` B of the path,
-    `setup_s` its fixed seconds, `exposed_s` verification that the wire does not hide. `busy_s` are the predicted
-    seconds each move in flight into the destination still takes.
+    `setup_s` its fixed seconds, `exposed_s` verification that the wire does not hide, `bound_s` what its plan allows
+    from freeze to commit. `host_moves` and `mover_moves` are the moves in flight into the destination host and into its
+    mover, each with its cap; a `mover_cap` of 0 is not known.
     """
 
     contract: Contract
@@ -42,13 +55,17 @@ class Question:
     dirty_rate_Bps: float | None
     bandwidth_Bps: float
     setup_s: float
+    bound_s: float
     preset: str
     source_fingerprint: Fingerprint
     destination_fingerprint: Fingerprint
     destination_presets: frozenset[str]
     destination_free_bytes: int
-    busy_s: tuple[float, ...]
+    destination_has_id: bool
+    host_moves: tuple[InFlight, ...]
     receiver_cap: int
+    mover_moves: tuple[InFlight, ...]
+    mover_cap: int
     peers: tuple[Peer, ...]
     transport: str
     transport_refusal: str

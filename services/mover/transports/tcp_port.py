@@ -99,7 +99,8 @@ class DataPort:
         self.endpoint = f"{host or listen_host}:{self._socket.getsockname()[1]}"
         self._lock = threading.Lock()
         self._expected: dict[bytes, MoveListener] = {}
-        self._greeting: set[socket.socket] = set()
+        # Oldest first.
+        self._greeting: dict[socket.socket, None] = {}
         self._closed = False
         self._acceptor = threading.Thread(target=self._accept, name="data-port", daemon=True)
         self._acceptor.start()
@@ -143,13 +144,13 @@ class DataPort:
                     return
                 time.sleep(0.05)  # out of descriptors, or the peer was gone again
                 continue
+            # Who has been silent longest makes room: strangers that say nothing cannot keep a move's streams out.
             with self._lock:
-                full = len(self._greeting) >= MAX_GREETING
-                if not full:
-                    self._greeting.add(connected)
-            if full:
-                connected.close()
-                continue
+                oldest = next(iter(self._greeting)) if len(self._greeting) >= MAX_GREETING else None
+                if oldest is not None:
+                    del self._greeting[oldest]
+                    _shut(oldest)
+                self._greeting[connected] = None
             threading.Thread(target=self._greet, args=(connected,), name="data-greeting", daemon=True).start()
 
     def _greet(self, connected: socket.socket) -> None:
@@ -160,7 +161,7 @@ class DataPort:
             pass  # it went away or took too long
         finally:
             with self._lock:
-                self._greeting.discard(connected)
+                self._greeting.pop(connected, None)
             if not kept:
                 connected.close()
 
@@ -201,15 +202,12 @@ def greet(endpoint: str, terms: Terms, stream: int, congestion: str) -> socket.s
         raise BadRequest(f"{endpoint[:64]!r} is not host:port", reason="BAD_ENDPOINT")
     deadline = time.monotonic() + min(GREETING_S, terms.no_progress_s)
     try:
-        connected = socket.create_connection((host, int(port)), timeout=deadline - time.monotonic())
+        connected = _dial(host, int(port), congestion, deadline)
     except OSError as error:
         raise Unavailable(
             f"the data port {endpoint} cannot be reached: {error}", reason="DATA_PORT_UNREACHABLE", retry_after_s=1.0
         ) from None
     try:
-        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if congestion:
-            set_congestion(connected, congestion)
         move = uuid.UUID(terms.move_id).bytes
         trace = terms.traceparent.encode()[:64].ljust(64, b"\0")
         connected.sendall(GREETING.pack(MAGIC, VERSION, stream, move, terms.token, trace))
@@ -225,6 +223,28 @@ def greet(endpoint: str, terms: Terms, stream: int, congestion: str) -> socket.s
         connected.close()
         raise
     return connected
+
+
+def _dial(host: str, port: int, congestion: str, deadline: float) -> socket.socket:
+    """Connect to the first address that answers by `deadline` (monotonic seconds). Raises OSError, Exhausted."""
+    failed = OSError("the name has no address")
+    for family, kind, protocol, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+        connected = socket.socket(family, kind, protocol)
+        try:
+            connected.settimeout(max(0.001, deadline - time.monotonic()))
+            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            # Before the handshake: a socket that began with bbr stays paced whatever is chosen later.
+            if congestion:
+                set_congestion(connected, congestion)
+            connected.connect(address)
+            return connected
+        except OSError as error:
+            connected.close()
+            failed = error
+        except BaseException:
+            connected.close()
+            raise
+    raise failed
 
 
 def _welcomed(answer: bytes, endpoint: str, move_id: str, stream: int) -> None:

@@ -1,0 +1,106 @@
+"""The TCP connection beside a queue pair: signs of progress one way, answers the other, and word of a peer's end.
+
+A peer's death reaches us here at once; through the queue pair it would take all of its retries.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import struct
+from collections import deque
+from contextlib import suppress
+
+from mover.transports.tcp import bound_waits
+from worldline.errors import BadRequest, TimedOut, Unavailable
+
+# Kind, count of the indexes that follow.
+_HEADER = struct.Struct(">4sI")
+_PROGRESS, _ANSWER, _BUSY = b"WRPR", b"WRAN", b"WRBZ"
+_INDEX_BYTES = 4
+_READ_BYTES = 1 << 16
+
+
+class Control:
+    """One connection. One thread at a time, but for `shut`."""
+
+    def __init__(self, connected: socket.socket, chunks: int, no_progress_s: float) -> None:
+        bound_waits(connected, no_progress_s)
+        self.heard = 0
+        self.over = False
+        self.answers: deque[tuple[int, ...]] = deque()
+        self._socket = connected
+        self._chunks = chunks
+        self._no_progress_s = no_progress_s
+        self._unread = bytearray()
+        self._poller = select.poll()
+        self._poller.register(connected, select.POLLIN)
+
+    def progress(self) -> None:
+        """Tell the receiver that bytes are being acknowledged."""
+        self._send(_HEADER.pack(_PROGRESS, 0))
+
+    def busy(self) -> None:
+        """Tell the sender that the receiver is at work."""
+        self._send(_HEADER.pack(_BUSY, 0))
+
+    def answer(self, wanted_again: tuple[int, ...]) -> None:
+        """Answer the sender's round."""
+        count = len(wanted_again)
+        self._send(_HEADER.pack(_ANSWER, count) + struct.pack(f">{count}I", *wanted_again))
+
+    def hear(self, wait_ms: int) -> None:
+        """Read what there is, waiting for it up to `wait_ms`; `over` is set when the peer is gone.
+
+        Raises:
+            BadRequest: what came makes no sense.
+        """
+        if self.over:
+            return
+        while self._poller.poll(wait_ms):
+            wait_ms = 0
+            try:
+                came = self._socket.recv(_READ_BYTES, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return
+            except OSError:
+                came = b""
+            if not came:
+                self.over = True
+                return
+            self._unread += came
+            self._take()
+
+    def _take(self) -> None:
+        while len(self._unread) >= _HEADER.size:
+            kind, count = _HEADER.unpack_from(self._unread)
+            if kind not in (_PROGRESS, _ANSWER, _BUSY) or count > self._chunks:
+                raise BadRequest(f"the peer said {kind!r} with {count} chunks", reason="BAD_ANSWER")
+            size = _HEADER.size + count * _INDEX_BYTES
+            if len(self._unread) < size:
+                return
+            if kind == _ANSWER:
+                self.answers.append(struct.unpack_from(f">{count}I", self._unread, _HEADER.size))
+            del self._unread[:size]
+            self.heard += 1
+
+    def _send(self, data: bytes) -> None:
+        try:
+            self._socket.sendall(data)
+        except BlockingIOError:
+            raise TimedOut(
+                f"the peer took nothing for {self._no_progress_s} s: it is stopped or the path is dead",
+                reason="NO_PROGRESS",
+                numbers={"no_progress_s": self._no_progress_s},
+            ) from None
+        except OSError as error:
+            raise Unavailable(f"the peer is gone: {error}", reason="PEER_GONE") from None
+
+    def shut(self) -> None:
+        """Wake whoever waits here, and tell the peer. Any thread."""
+        with suppress(OSError):  # the peer was first
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Close."""
+        self._socket.close()

@@ -1,0 +1,194 @@
+"""The sending end of a stream: pieces as one-sided writes, each chunk closed by its record with an immediate."""
+
+from __future__ import annotations
+
+import mmap
+import time
+from collections.abc import Sequence
+
+from mover.transports.rdma import verbs
+from mover.transports.rdma.exchange import Offer
+from mover.transports.rdma.link import Link
+from mover.transports.rdma.records import RECORD, Records
+from mover.transports.rdma.regions import Regions, Registered
+from worldline.buffers import address_of
+from worldline.errors import BadRequest
+from worldline.plan import Chunk
+
+# A completion is asked for after this much, so that progress shows on slow paths too.
+_SIGNAL_BYTES = 4 << 20
+
+
+class Source:
+    """What one stream reads from: the region, its records, and memory for pieces that are not of the region."""
+
+    def __init__(self, regions: Regions, region: memoryview, chunks: int) -> None:
+        self.address = address_of(region)
+        self.size_bytes = region.nbytes
+        self._regions = regions
+        self.records = Records(chunks)
+        self._held: list[Registered] = []
+        self._bounce: mmap.mmap | None = None
+        try:
+            self.region = self._hold(regions.acquire(region, writable=False))
+            self.records_registered = self._hold(regions.register_private(self.records.view, verbs.LOCAL_READ))
+        except BaseException:
+            self.close()
+            raise
+
+    def bounce(self, piece: memoryview) -> Registered:
+        """A registered copy of a piece. Only when no earlier one is being read any more."""
+        if self._bounce is not None:
+            self._regions.release(self._held.pop())
+            self._bounce.close()
+        self._bounce = mmap.mmap(-1, piece.nbytes)
+        self._bounce[:] = piece
+        with memoryview(self._bounce) as view:
+            return self._hold(self._regions.register_private(view, verbs.LOCAL_READ))
+
+    def _hold(self, registered: Registered) -> Registered:
+        self._held.append(registered)
+        return registered
+
+    def close(self) -> None:
+        """Release all; no queue pair may be reading any more."""
+        for registered in self._held:
+            self._regions.release(registered)
+        self.records.close()
+        if self._bounce is not None:
+            self._bounce.close()
+
+
+class Sender:
+    """See `worldline.transport.SendLink`."""
+
+    def __init__(
+        self, link: Link, source: Source, offer: Offer, chunks: Sequence[Chunk], depth: int, longest: int, beat_s: float
+    ) -> None:
+        """`depth` writes may be unacknowledged; a message has at most `longest` bytes."""
+        self._link = link
+        self._source = source
+        self._offer = offer
+        self._chunks = chunks
+        self._depth = depth
+        self._longest = longest
+        self._beat_s = beat_s
+        self._beaten_at = time.monotonic()
+        self._posted = self._acknowledged = 0
+        self._unsignaled = self._unsignaled_bytes = 0
+        self._chunk: Chunk | None = None
+        self._written = 0
+
+    def begin(self, chunk: Chunk) -> None:
+        with self._link.use(f"sending chunk {chunk.index}"):
+            if chunk.index >= len(self._chunks) or self._chunks[chunk.index] != chunk:
+                raise BadRequest(
+                    f"chunk {chunk.index} of {chunk.size_bytes} bytes at {chunk.offset} is not the plan's",
+                    reason="BAD_CHUNK",
+                    numbers={"chunk": chunk.index, "size_bytes": chunk.size_bytes},
+                )
+            self._chunk, self._written = chunk, 0
+
+    def write(self, piece: memoryview, offset: int) -> None:
+        chunk = self._chunk
+        if chunk is None or offset != chunk.offset + self._written or self._written + len(piece) > chunk.size_bytes:
+            raise BadRequest(f"{len(piece)} bytes at {offset} are not next in the chunk", reason="BAD_CHUNK")
+        doing = f"sending chunk {chunk.index}"
+        with self._link.use(doing):
+            source = self._source
+            inside = address_of(piece) - source.address
+            if 0 <= inside <= source.size_bytes - len(piece):
+                self._write(source.region, inside, len(piece), offset, doing)
+            else:
+                self._drain(doing)
+                self._write(source.bounce(piece), 0, len(piece), offset, doing)
+        self._written += len(piece)
+
+    def end(self, crc: int) -> None:
+        chunk = self._chunk
+        if chunk is None or self._written != chunk.size_bytes:
+            raise BadRequest(f"a chunk was ended after {self._written} bytes", reason="BAD_CHUNK")
+        with self._link.use(f"sending chunk {chunk.index}"):
+            self._source.records.write(chunk, crc)
+            self._post_record(chunk.index, f"sending chunk {chunk.index}")
+        self._chunk = None
+
+    def finish(self) -> Sequence[int]:
+        doing = "waiting for the receiver's checks"
+        with self._link.use(doing):
+            self._post_record(len(self._chunks), doing)
+            answers = self._link.control.answers
+            self._link.wait(lambda: bool(answers) and self._posted == self._acknowledged, self._take, doing, self._beat)
+            return answers.popleft()
+
+    def close(self) -> None:
+        self._link.close()
+
+    def _write(self, memory: Registered, inside: int, size_bytes: int, offset: int, doing: str) -> None:
+        """Post writes of a stretch of `memory` to `offset` of the slot, cut where either side's segments end."""
+        step = self._offer.segment_bytes
+        for address, key, size in memory.pieces(inside, size_bytes, self._longest):
+            end = address + size
+            while address < end:
+                index, into = divmod(offset, step)
+                part = min(end - address, step - into)
+                self._make_room(doing)
+                signaled = self._signal(part)
+                self._link.pair.post_write(
+                    self._posted,
+                    address,
+                    part,
+                    key,
+                    self._offer.address + offset,
+                    self._offer.keys[index],
+                    signaled=signaled,
+                )
+                address, offset = address + part, offset + part
+
+    def _post_record(self, index: int, doing: str) -> None:
+        self._make_room(doing)
+        at = index * RECORD.size
+        ((address, key, size),) = self._source.records_registered.pieces(at, RECORD.size, RECORD.size)
+        self._signal(_SIGNAL_BYTES)
+        self._link.pair.post_write_with_immediate(
+            self._posted, address, size, key, self._offer.records_address + at, self._offer.records_key, index
+        )
+
+    def _make_room(self, doing: str) -> None:
+        if self._posted - self._acknowledged >= self._depth:
+            self._link.wait(lambda: self._posted - self._acknowledged < self._depth, self._take, doing, self._beat)
+
+    def _drain(self, doing: str) -> None:
+        """Until all is acknowledged: the end of every stretch but an unfinished chunk's is signaled."""
+        if self._unsignaled:
+            self._post_nothing(doing)
+        self._link.wait(lambda: self._posted == self._acknowledged, self._take, doing, self._beat)
+
+    def _post_nothing(self, doing: str) -> None:
+        """A write of a record that says what it said: asks for a completion of all before it."""
+        self._make_room(doing)
+        ((address, key, size),) = self._source.records_registered.pieces(0, RECORD.size, RECORD.size)
+        self._signal(_SIGNAL_BYTES)
+        self._link.pair.post_write(
+            self._posted, address, size, key, self._offer.records_address, self._offer.records_key, signaled=True
+        )
+
+    def _signal(self, size_bytes: int) -> bool:
+        """Count one write that is about to be posted; whether to ask for its completion."""
+        self._posted += 1
+        self._unsignaled += 1
+        self._unsignaled_bytes += size_bytes
+        if self._unsignaled < self._depth // 4 and self._unsignaled_bytes < _SIGNAL_BYTES:
+            return False
+        self._unsignaled = self._unsignaled_bytes = 0
+        return True
+
+    def _take(self, completion: verbs.Completion) -> None:
+        self._acknowledged = completion.number
+
+    def _beat(self) -> None:
+        """Our writes wake the receiver only at a chunk's end: tell it that bytes move."""
+        now = time.monotonic()
+        if now - self._beaten_at > self._beat_s:
+            self._beaten_at = now
+            self._link.control.progress()
