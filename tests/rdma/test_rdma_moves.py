@@ -35,7 +35,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory, devices: tuple[str, str]) ->
             yield running
 
 
-def test_moves_over_verbs_change_nothing(fleet: Fleet, wire: Callable[[str], None]) -> None:
+def test_a_session_over_verbs_is_frame_for_frame_the_same(fleet: Fleet, wire: Callable[[str], None]) -> None:
     """There and back, with a chunk that is corrupted on the way back: frame for frame the session never moved."""
     wire("delay 2ms loss 1%")
     with Client(fleet.target) as client:

@@ -6,6 +6,7 @@ registration holds its memory's pages even when the engine host gives them back,
 
 from __future__ import annotations
 
+import mmap
 import os
 import threading
 from collections import OrderedDict
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 from mover.memory import SharedMapping
 from mover.transports.rdma.verbs import BINDABLE, LOCAL_READ, REMOTE_WRITE, Segment, Verbs
 from worldline.buffers import address_of
-from worldline.errors import Internal, WorldlineError
+from worldline.errors import Internal, Unsupported, WorldlineError
 
 _SWEEP_S = 1.0
 _BLOCK_BYTES = 512
@@ -120,7 +121,7 @@ class Regions:
                 self._drop(key)
                 kept = None
             if kept is None:
-                registered = self._register(view, access)
+                registered = self._register_shared(view, mapping.descriptor, access)
                 kept = self._kept[key] = _Kept(registered, os.dup(mapping.descriptor), writable)
             kept.users += 1
             self._kept.move_to_end(key)
@@ -164,6 +165,28 @@ class Regions:
         registered = self._register(view, access)
         self._single.add(registered)
         return registered
+
+    def _register_shared(self, view: memoryview, descriptor: int, access: int) -> Registered:
+        try:
+            return self._register(view, access)
+        except Unsupported:
+            if not view.readonly:
+                raise
+        # Linux before 6.2 pins shared memory only through a mapping that may be written. There is one for this moment;
+        # nothing writes through it, and the device is given no more than read access.
+        try:
+            descriptor = os.open(f"/proc/self/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
+        except OSError as error:
+            raise Unsupported(
+                f"this kernel cannot pin memory that is shared read-only, nor may it be opened anew ({error}): use Linux "
+                "6.2 or later, or run mover and engine host as one user",
+                reason="RDMA_MEMORY_UNSUPPORTED",
+            ) from None
+        try:
+            with mmap.mmap(descriptor, view.nbytes) as mapping, memoryview(mapping) as writable:
+                return self._register(writable, access)
+        finally:
+            os.close(descriptor)
 
     def _register(self, view: memoryview, access: int) -> Registered:
         self.registrations += 1
