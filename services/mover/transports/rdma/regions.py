@@ -178,8 +178,8 @@ class Regions:
             descriptor = os.open(f"/proc/self/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
         except OSError as error:
             raise Unsupported(
-                f"this kernel cannot pin memory that is shared read-only, nor may it be opened anew ({error}): use Linux "
-                "6.2 or later, or run mover and engine host as one user",
+                f"this kernel cannot pin memory that is shared read-only, nor may it be opened anew ({error}): "
+                "use Linux 6.2 or later, or run mover and engine host as one user",
                 reason="RDMA_MEMORY_UNSUPPORTED",
             ) from None
         try:
