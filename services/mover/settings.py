@@ -99,6 +99,11 @@ class MoverSettings(ServiceSettings):
             raise ValueError(f"data_listen {self.data_listen!r} is not host:port")
         if host in ("0.0.0.0", "[::]", "::") and not self.data_host:
             raise ValueError("data_listen is a wildcard: give data_host, the name others reach this node by")
+        host, _, port = self.rdma_listen.rpartition(":")
+        if self.rdma_listen and (not host or not port.isdecimal() or int(port) > 65_535):
+            raise ValueError(f"rdma_listen {self.rdma_listen!r} is not host:port")
+        if host in ("0.0.0.0", "[::]", "::") and not (self.rdma_host or self.data_host):
+            raise ValueError("rdma_listen is a wildcard: give rdma_host, the name others reach this node by")
         return self
 
     @property

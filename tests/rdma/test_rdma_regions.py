@@ -7,10 +7,11 @@ import mmap
 import os
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import pytest
-from rdma_tools import open_rdma, resources
+from rdma_tools import PATIENT_S, new_stream, open_rdma, resources, send_all, two_hosts
 
 from mover.memory import Region
 from worldline.buffers import address_of
@@ -59,6 +60,27 @@ def test_a_region_is_registered_once(devices: tuple[str, str], memory: Callable[
             rdma.regions.release(registered)
     assert rdma.regions.registrations == 1
     rdma.close()
+
+
+def test_a_read_only_region_is_sent_as_it_is_then(devices: tuple[str, str], memory: Callable[[], int]) -> None:
+    """Registered while its session still plays, and from a descriptor that may not be written, as a source's is."""
+    owned = memory()
+    descriptor = os.open(f"/proc/self/fd/{owned}", os.O_RDONLY)
+    with two_hosts(devices) as homes, region_of(descriptor, writable=False) as source, ThreadPoolExecutor(1) as pool:
+        stream = new_stream(SIZE_BYTES, 1 << 18)
+        stream.source = source.view
+        stream.open(*homes)
+        played_on = os.urandom(SIZE_BYTES)
+        os.pwrite(owned, played_on, 0)
+        sending = pool.submit(send_all, stream)
+        while stream.receiver.next() is not None:
+            pass
+        stream.receiver.answer(())
+        sending.result(PATIENT_S)
+        assert stream.slot == played_on
+        stream.close()
+        del stream
+    os.close(descriptor)
 
 
 def test_the_bound_holds_for_what_is_idle(devices: tuple[str, str], memory: Callable[[], int]) -> None:

@@ -30,10 +30,10 @@ except ImportError:  # renamed in later releases
     import pyverbs.libibverbs_enums as e
 
 LOCAL_READ = 0
-LOCAL_WRITE = int(e.IBV_ACCESS_LOCAL_WRITE)
 BINDABLE = int(e.IBV_ACCESS_LOCAL_WRITE | e.IBV_ACCESS_MW_BIND)
 REMOTE_WRITE = int(e.IBV_ACCESS_LOCAL_WRITE | e.IBV_ACCESS_REMOTE_WRITE)
 WINDOW_FLAGS = (1 << 23) | (1 << 24)  # IBV_DEVICE_MEM_WINDOW_TYPE_2A, _2B
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 PORT_ACTIVE = int(e.IBV_PORT_ACTIVE)
 STATUS_NAMES = {
     int(getattr(e, name)): name.removeprefix("IBV_WC_")
@@ -41,7 +41,6 @@ STATUS_NAMES = {
     if name == "IBV_WC_SUCCESS" or (name.startswith("IBV_WC_") and name.endswith("_ERR"))
 }
 SUCCESS = int(e.IBV_WC_SUCCESS)
-ERROR_STATE = int(e.IBV_QPS_ERR)
 _RECEIVE_BIT = 1 << 62
 _MTU_BYTES = {1: 256, 2: 512, 3: 1024, 4: 2048, 5: 4096}
 
@@ -302,17 +301,9 @@ class Pair:
             self._queue.close()
 
 
-def mtu_bytes(number: int) -> int:
-    """An MTU in bytes."""
-    return _MTU_BYTES.get(number, 0)
-
-
 def mtu_number(size_bytes: int) -> int:
     """An MTU as the verbs number it. Raises Unsupported."""
     for number, known in _MTU_BYTES.items():
         if known == size_bytes:
             return number
     raise Unsupported(f"rdma_mtu {size_bytes} is none of {', '.join(map(str, _MTU_BYTES.values()))}")
-
-
-PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
