@@ -115,19 +115,7 @@ class Destination:
         copy = session.require_copy()
         layout = copy.slot.layout
         _require_of(manifest, copy, fence)
-        receipt = Receipt(
-            side=Side.DESTINATION,
-            move_id=fence.move_id,
-            epoch=fence.epoch,
-            layout_digest=layout.digest,
-            manifest_digest=manifest.digest,
-            plan_digest=plan.digest,
-            size_bytes=layout.region_bytes,
-            chunk_crcs=tuple(chunk_crcs),
-            state_crc=whole_crc(plan.chunks(layout.region_bytes), chunk_crcs),
-            host_id=self._host.host_id,
-            incarnation=self._host.incarnation,
-        )
+        receipt = self._host.receipt(Side.DESTINATION, fence, layout, manifest, plan, chunk_crcs)
         with session.cond:
             session.ownership.require("attest", fence, State.STAGED, State.READY)
             before = session.landings.get(fence.move_id)

@@ -6,7 +6,7 @@ import functools
 import resource
 import threading
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 from enginehost.arena import Budget
@@ -22,7 +22,11 @@ from worldline import telemetry
 from worldline.contract import Contract
 from worldline.engine import Engine, Preset, preset_of
 from worldline.errors import Exhausted, NotFound, Unavailable
+from worldline.layout import Layout
+from worldline.manifest import Manifest
 from worldline.move import Fence
+from worldline.plan import Plan
+from worldline.receipt import Receipt, Side, whole_crc
 
 # Descriptors that are not slots': the process's own, connections, regions on their way to movers.
 RESERVED_FDS = 256
@@ -57,6 +61,24 @@ class Host:
         self._term_lock = threading.Lock()
 
     # --- whose messages count
+
+    def receipt(
+        self, side: Side, fence: Fence, layout: Layout, manifest: Manifest, plan: Plan, chunk_crcs: Sequence[int]
+    ) -> Receipt:
+        """This host's receipt over a region; both sides bind the same fields, so that they can be compared."""
+        return Receipt(
+            side=side,
+            move_id=fence.move_id,
+            epoch=fence.epoch,
+            layout_digest=layout.digest,
+            manifest_digest=manifest.digest,
+            plan_digest=plan.digest,
+            size_bytes=layout.region_bytes,
+            chunk_crcs=tuple(chunk_crcs),
+            state_crc=whole_crc(plan.chunks(layout.region_bytes), chunk_crcs),
+            host_id=self.host_id,
+            incarnation=self.incarnation,
+        )
 
     def check(self, fence: Fence) -> None:
         """Refuse a stale fence, and one of a term that admission has not told. Raises StaleFence, Unavailable."""

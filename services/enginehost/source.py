@@ -18,7 +18,7 @@ from worldline.layout import Layout
 from worldline.manifest import Descriptor, Fingerprint, Manifest
 from worldline.move import Fence, new_token
 from worldline.plan import Plan
-from worldline.receipt import Receipt, Side, whole_crc
+from worldline.receipt import Receipt, Side
 from worldline.v1 import engine_host_service_pb2 as pb
 
 _log = telemetry.log("source")
@@ -139,7 +139,8 @@ class Source:
             WrongState: the session has resumed.
         """
         session = self._host.sessions.get(fence.session_id)
-        receipt = self._receipt(session, fence, manifest, plan, chunk_crcs)
+        layout = session.require_copy().slot.layout
+        receipt = self._host.receipt(Side.SOURCE, fence, layout, manifest, plan, chunk_crcs)
         with session.cond:
             session.ownership.require("attest", fence, State.FROZEN, State.RELEASED)
             freeze = session.freeze
@@ -153,24 +154,6 @@ class Source:
                 raise WrongState("the session was released: no other receipt is issued")
             session.freeze = replace(freeze, receipt=receipt)
         return receipt
-
-    def _receipt(
-        self, session: Session, fence: Fence, manifest: Manifest, plan: Plan, chunk_crcs: Sequence[int]
-    ) -> Receipt:
-        layout = session.require_copy().slot.layout
-        return Receipt(
-            side=Side.SOURCE,
-            move_id=fence.move_id,
-            epoch=fence.epoch,
-            layout_digest=layout.digest,
-            manifest_digest=manifest.digest,
-            plan_digest=plan.digest,
-            size_bytes=layout.region_bytes,
-            chunk_crcs=tuple(chunk_crcs),
-            state_crc=whole_crc(plan.chunks(layout.region_bytes), chunk_crcs),
-            host_id=self._host.host_id,
-            incarnation=self._host.incarnation,
-        )
 
     @fenced
     def release(self, fence: Fence) -> bytes | None:
