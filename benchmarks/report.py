@@ -42,7 +42,7 @@ def host() -> dict[str, str | int | float]:
         ),
         platform.processor(),
     )
-    from worldline import crc
+    from worldline import crc, pages
 
     return {
         "cpu": model,
@@ -51,6 +51,7 @@ def host() -> dict[str, str | int | float]:
         "kernel": platform.release(),
         "python": platform.python_version(),
         "crc_library": crc.BACKEND,
+        "huge_pages_for_shared_memory": pages.huge_page_policy(),
         "load_1min_at_start": os.getloadavg()[0],
         "steal_s_at_start": steal_s(),
         "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
@@ -94,7 +95,10 @@ def write(name: str, rows: Sequence[Row], facts: dict[str, str | int | float]) -
         table.add_row(str(row["name"]), *times, rate, shown, str(row["ratio_to"]))
     facts = {**facts, "steal_s_during": round(steal_s() - float(facts["steal_s_at_start"]), 2)}
     out = Console(width=120, highlight=False)
-    out.print(f"{facts['cpu']}, {facts['cores']} cores, load {facts['load_1min_at_start']:.2f} at the start")
+    out.print(
+        f"{facts['cpu']}, {facts['cores']} cores, load {facts['load_1min_at_start']:.2f} at the start, "
+        f"huge pages for shared memory: {facts['huge_pages_for_shared_memory'] or 'unknown'}"
+    )
     out.print(table)
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{name}.json"

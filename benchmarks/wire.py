@@ -22,6 +22,7 @@ from mover.job import Job
 from mover.memory import Region, address_of
 from mover.settings import default_congestion
 from mover.transports import TransportConfig, open_transports
+from worldline.crc import PIECE_BYTES, crc32
 from worldline.plan import Chunk, Plan
 from worldline.transport import Terms, Transport
 from worldline.v1 import state_pb2
@@ -37,6 +38,7 @@ def memory(size_bytes: int) -> int:
 
 _MOVE_ID = str(uuid.UUID(int=0))
 CONGESTION = default_congestion()
+CORES = os.cpu_count() or 1
 # A stream names itself by this many bytes: fewer, and the kernel's copies of all that follows are unaligned.
 PREFIX_BYTES = 64
 
@@ -84,6 +86,12 @@ class Bare:
 
         links = [listener.accept()[0] for _ in self._shares]
         _together([partial(stream, link) for link in links])
+
+
+def _checksum(view: memoryview) -> None:
+    crc = 0
+    for at in range(0, len(view), PIECE_BYTES):
+        crc = crc32(view[at : at + PIECE_BYTES], crc)
 
 
 def _together(work: Sequence[Callable[[], object]]) -> None:
@@ -148,6 +156,19 @@ class Arms:
         parts = [(at, min(share, self._size_bytes - at)) for at in range(0, self._size_bytes, share)]
         start = time.perf_counter()
         _together([partial(ctypes.memmove, into + at, source + at, size) for at, size in parts])
+        return time.perf_counter() - start
+
+    def checksums(self, target: Region) -> float:
+        """Seconds of the checksums of both ends and nothing else, with all cores."""
+        share = -(-self._size_bytes // CORES)
+        views = [
+            view[at : at + share]
+            for at in range(0, self._size_bytes, share)
+            for view in (self._region.view, target.view)
+        ]
+        start = time.perf_counter()
+        for pair in range(2):
+            _together([partial(_checksum, view) for view in views[pair::2]])
         return time.perf_counter() - start
 
     def bare(self) -> float:

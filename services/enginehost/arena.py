@@ -7,7 +7,7 @@ import mmap
 import os
 import threading
 
-from enginehost import memory
+from worldline import pages
 from worldline.errors import Exhausted
 
 RETRY_AFTER_S = 1.0
@@ -92,8 +92,15 @@ class Arena:
             raise Exhausted(f"an arena of {size_bytes} bytes was refused: {error}", reason="OUT_OF_MEMORY") from None
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self.map))
         try:
-            memory.ask_for_huge_pages(self.address, size_bytes)
-            memory.populate(self.address, size_bytes)
+            pages.ask_for_huge_pages(self.address, size_bytes)
+            pages.populate(self.address, size_bytes, writable=True)
+        except OSError as error:
+            self.close()
+            raise Exhausted(
+                f"{size_bytes} bytes could not be faulted in: {error}",
+                reason="OUT_OF_MEMORY",
+                numbers={"wanted_bytes": size_bytes},
+            ) from None
         except BaseException:
             self.close()
             raise
@@ -121,7 +128,7 @@ class Arena:
         if self._closed:
             return 0
         self._closed = True
-        memory.remove(self.address, self.size_bytes)
+        pages.remove(self.address, self.size_bytes)
         os.close(self.fd)
         # Never closed by hand: torch's views hold the map alive, but would not stop it from being closed under them.
         del self.map

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
 import time
 from collections import defaultdict
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from enginehost import memory, tree
+from enginehost import tree
 from enginehost.arena import Arena, Charge
 from enginehost.leaves import Found, contiguous_bytes
 from enginehost.tree import Captured
@@ -38,7 +39,7 @@ class Flattened:
     def undo(self) -> None:
         """Put back what displaced leaves had."""
         for address, saved in self.displaced:
-            memory.copy(address, saved.data_ptr(), saved.numel())
+            ctypes.memmove(address, saved.data_ptr(), saved.numel())
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +86,7 @@ class Slot:
                 copies.append(self._copy_of(leaves, found, displaced))
         # Only now, when nothing that is still to be read can be overwritten.
         for item in copies:
-            memory.copy(self.arena.address + item.offset, item.address, item.size_bytes)
+            ctypes.memmove(self.arena.address + item.offset, item.address, item.size_bytes)
         copied_bytes = sum(item.size_bytes for item in copies)
         return Flattened(copied_bytes, time.monotonic() - started_s, tuple(displaced))
 
@@ -111,7 +112,7 @@ class Slot:
         saved = None
         if inside:
             saved = torch.empty(span, dtype=torch.uint8)
-            memory.copy(saved.data_ptr(), low, span)
+            ctypes.memmove(saved.data_ptr(), low, span)
             displaced.append((low, saved))
         if len(found) == 1 and not first.plain and first.tensor is not None:
             material = contiguous_bytes(first.tensor)

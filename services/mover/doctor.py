@@ -1,4 +1,4 @@
-"""`worldline doctor`: what this machine has for rdma, what it lacks, and the command that mends each lack."""
+"""`worldline doctor`: what this machine has for moves and for rdma, what it lacks, and what mends each lack."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from mover.transports import TransportConfig, lack_of
 from mover.transports.rdma import sysfs
 from mover.transports.rdma.choice import pick_gid
 from mover.transports.rdma.config import RdmaConfig
+from worldline import pages
 from worldline.cli import render
 from worldline.cli.options import Subparsers
 from worldline.errors import WorldlineError
@@ -40,16 +41,17 @@ class Near:
 
 def register(commands: Subparsers, common: argparse.ArgumentParser) -> None:
     """Add the subcommand."""
-    command = commands.add_parser("doctor", help="what this machine has for rdma, and how to mend what it lacks")
+    command = commands.add_parser("doctor", help="what this machine has for moves, and how to mend what it lacks")
     command.add_argument("--json", action="store_true", help="print JSON")
     command.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print everything; 1 if something is lacking."""
+    """Print everything; 1 if something is lacking for rdma."""
     ports = [port for name in sysfs.devices() for port in sysfs.ports(name)]
     limit_bytes = memlock_bytes()
     near = nearness()
+    huge = pages.huge_page_policy()
     lacks = find_lacks(ports, limit_bytes)
     if options.json:
         render.print_json(
@@ -57,6 +59,7 @@ def run(options: argparse.Namespace) -> int:
                 "ports": [asdict(port) for port in ports],
                 "memlock_bytes": limit_bytes,
                 "numa": [asdict(item) for item in near],
+                "huge_pages_for_shared_memory": huge,
                 "lacks": [asdict(lack) for lack in lacks],
             }
         )
@@ -72,6 +75,11 @@ def run(options: argparse.Namespace) -> int:
     out.print(f"\nmemory that this user may pin (memlock): {limit}")
     for item in near:
         out.print(f"NUMA distance {item.device} - {item.other}: {item.distance or 'unknown'}")
+    out.print(f"huge pages for shared memory: {huge or 'unknown'}")
+    if huge == "never":
+        out.print(
+            f"\nslower than need be: regions are faulted in and unmapped page by page\n   mend: {pages.HUGE_PAGES_MEND}"
+        )
     for lack in lacks:
         out.print(f"\nlacking: {lack.what}\n   mend: {lack.mend}")
     out.print("\nrdma works on this machine" if not lacks else "\nrdma does not work here yet")

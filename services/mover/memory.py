@@ -1,25 +1,15 @@
-"""Regions in this process's memory: mapped from a descriptor, faulted in before they are needed, unmapped for certain.
-
-The heavy calls go through ctypes, which releases the GIL: the standard library's do not.
-"""
+"""Regions in this process's memory: mapped from a descriptor, faulted in before needed, unmapped for certain."""
 
 from __future__ import annotations
 
-import ctypes
 import mmap
 import os
 from collections.abc import Callable
+from contextlib import suppress
 
+from worldline import pages
 from worldline.buffers import address_of as address_of
 from worldline.errors import BadRequest, Internal
-
-_MADV_HUGEPAGE = 14
-_MADV_POPULATE_READ = 22
-_MADV_POPULATE_WRITE = 23
-_POPULATE_STEP_BYTES = 64 << 20
-
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
 class SharedMapping(mmap.mmap):
@@ -71,11 +61,9 @@ class Region:
         Ends early when `unwanted()`: gigabytes take seconds, and a cancelled move must be unmapped before that.
         """
         start = address_of(self.view)
-        _libc.madvise(start, self.size_bytes, _MADV_HUGEPAGE)
-        advice = _MADV_POPULATE_WRITE if self.writable else _MADV_POPULATE_READ
-        for at in range(0, self.size_bytes, _POPULATE_STEP_BYTES):
-            if unwanted() or _libc.madvise(start + at, min(_POPULATE_STEP_BYTES, self.size_bytes - at), advice):
-                return
+        pages.ask_for_huge_pages(start, self.size_bytes)
+        with suppress(OSError):
+            pages.populate(start, self.size_bytes, writable=self.writable, unwanted=unwanted)
 
     def close(self) -> None:
         """Unmap.
