@@ -17,8 +17,8 @@ import grpc.aio
 
 from worldline import rpc, telemetry, wire
 from worldline.contract import Contract
-from worldline.errors import DataLoss, NotFound, SessionLost, TimedOut, Unavailable, WorldlineError, WrongState
-from worldline.playing import Block, Deliver, Output, Player, Send, Session, ends_play, pause_s, still_arriving
+from worldline.errors import NotFound, TimedOut, Unavailable, WorldlineError, WrongState
+from worldline.playing import Block, Deliver, Output, Player, Send, Session, ends_play, is_gone, pause_s, still_arriving
 from worldline.v1 import admission_service_pb2 as pb
 from worldline.v1 import engine_host_service_pb2 as host_pb
 from worldline.v1 import move_pb2
@@ -276,23 +276,21 @@ class AsyncPlay:
                 return block
 
     async def _relocate(self, left_s: float, error: WorldlineError | None = None) -> None:
-        if error is not None and still_arriving(error):
-            await self._connect()
-            return
         where: pb.LocateSessionResponse | None = None
-        try:
-            where = await self._client.locate(self._player.session.session_id, timeout_s=min(left_s, CALL_TIMEOUT_S))
-        except NotFound as unknown:
-            if isinstance(unknown, SessionLost) or isinstance(error, NotFound):
-                raise
-        except (Unavailable, TimedOut):
-            pass  # admission may be restarting
-        if where is not None and where.epoch < self._player.epoch:
-            raise DataLoss(
-                f"admission knows epoch {where.epoch}, but epoch {self._player.epoch} was played", reason="REWOUND"
-            )
-        moved = where is not None and where.public_address != self._address
-        if where is not None and moved:
-            self._address = where.public_address
-        if moved or error is not None:
+        if error is None or not still_arriving(error):
+            where = await self._locate(left_s, error)
+        address = self._player.relocated(where, self._address, broken=error is not None)
+        if address is not None:
+            self._address = address
             await self._connect()
+
+    async def _locate(self, left_s: float, error: WorldlineError | None) -> pb.LocateSessionResponse | None:
+        session_id = self._player.session.session_id
+        try:
+            return await self._client.locate(session_id, timeout_s=min(left_s, CALL_TIMEOUT_S))
+        except (Unavailable, TimedOut):
+            return None  # admission may be restarting
+        except NotFound as unknown:
+            if is_gone(unknown, error):
+                raise
+            return None

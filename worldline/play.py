@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Self
 import grpc
 
 from worldline import rpc
-from worldline.errors import DataLoss, NotFound, SessionLost, TimedOut, Unavailable, WorldlineError, WrongState
-from worldline.playing import Block, Deliver, Output, Player, Send, Session, ends_play, pause_s, still_arriving
+from worldline.errors import NotFound, TimedOut, Unavailable, WorldlineError, WrongState
+from worldline.playing import Block, Deliver, Output, Player, Send, Session, ends_play, is_gone, pause_s, still_arriving
 from worldline.v1 import admission_service_pb2 as pb
 from worldline.v1 import engine_host_service_pb2 as host_pb
 from worldline.v1.engine_host_service_pb2_grpc import EngineHostServiceStub
@@ -202,27 +202,24 @@ class Play:
         Raises:
             NotFound: neither its host nor admission knows it. SessionLost: it died with its host.
         """
-        if error is not None and still_arriving(error):
+        where: pb.LocateSessionResponse | None = None
+        if error is None or not still_arriving(error):
+            where = self._locate(left_s, error)
+        address = self._player.relocated(where, self._address, broken=error is not None)
+        if address is not None:
+            self._address = address
             self._connect()
-            return
+
+    def _locate(self, left_s: float, error: WorldlineError | None) -> pb.LocateSessionResponse | None:
         try:
             with rpc.calling("admission"):
-                where = self._client.admission.LocateSession(
+                return self._client.admission.LocateSession(
                     pb.LocateSessionRequest(session_id=self._player.session.session_id),
                     timeout=min(left_s, CALL_TIMEOUT_S),
                 )
         except (Unavailable, TimedOut):
-            where = None
+            return None  # admission may be restarting
         except NotFound as unknown:
-            if isinstance(unknown, SessionLost) or isinstance(error, NotFound):
+            if is_gone(unknown, error):
                 raise
-            where = None  # not placed by this admission, or not yet adopted by it
-        if where is not None and where.epoch < self._player.epoch:
-            raise DataLoss(
-                f"admission knows epoch {where.epoch}, but epoch {self._player.epoch} was played", reason="REWOUND"
-            )
-        moved = where is not None and where.public_address != self._address
-        if where is not None and moved:
-            self._address = where.public_address
-        if moved or error is not None:
-            self._connect()
+            return None

@@ -27,6 +27,7 @@ from worldline.errors import (
     WorldlineError,
     WrongState,
 )
+from worldline.v1 import admission_service_pb2 as admission_pb
 from worldline.v1 import engine_host_service_pb2 as pb
 
 
@@ -103,6 +104,15 @@ def pause_s(error: WorldlineError) -> float:
 def still_arriving(error: WorldlineError) -> bool:
     """Whether the host says that the session is on its way there: the next try goes to the same host."""
     return error.reason == "SESSION_NOT_YET_LIVE"
+
+
+def is_gone(unknown: NotFound, error: WorldlineError | None) -> bool:
+    """Whether a session that admission does not know is nowhere.
+
+    Not so where only admission lacks it: it may not have placed it, or not have adopted it yet. `error` is how the
+    stream to the session's host ended, None if it has not.
+    """
+    return isinstance(unknown, SessionLost) or isinstance(error, NotFound)
 
 
 class Player:
@@ -187,6 +197,21 @@ class Player:
                 reason=f"PLAY_{response.ended.reason}",
             )
         raise WorldlineError("the host sent an empty message")
+
+    def relocated(self, where: admission_pb.LocateSessionResponse | None, address: str, *, broken: bool) -> str | None:
+        """Where to open the next stream; None: go on waiting on the open one.
+
+        `where` is what admission answered, None if it could not say. `broken`: the stream to `address` is over, and not
+        only silent.
+
+        Raises:
+            DataLoss: admission knows only an older epoch than was played.
+        """
+        if where is not None and where.epoch < self.epoch:
+            raise DataLoss(f"admission knows epoch {where.epoch}, but epoch {self.epoch} was played", reason="REWOUND")
+        if where is not None and where.public_address != address:
+            return where.public_address
+        return address if broken else None
 
     def _opened(self, opened: pb.PlayOpened) -> list[Output]:
         self.host_id = opened.host_id
