@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 # Where torch's CPU wheel comes from, if not from pip's own configuration; see docs/dependencies.md.
 PIP_ARGS ?=
 
-.PHONY: setup demo dev test test-slow test-compose test-rdma test-rdma-endurance lint types proto bench bench-rdma clean
+.PHONY: setup demo dev test test-slow test-compose test-postgres test-cuda bench-gpu test-rdma test-rdma-endurance lint types proto bench bench-rdma clean
 
 setup: $(READY)
 
@@ -22,13 +22,29 @@ dev: $(READY)
 	$(BIN)/worldline dev
 
 test: $(READY)
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m 'not slow and not compose and not cuda and not rdma'
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m 'not slow and not compose and not cuda and not rdma and not postgres'
 
 test-slow: $(READY)
-	$(BIN)/python -m pytest -m 'slow and not compose and not cuda and not rdma' --timeout 600
+	$(BIN)/python -m pytest -m 'slow and not compose and not cuda and not rdma and not postgres' --timeout 600
 
 test-compose: $(READY)
 	$(BIN)/python -m pytest -m compose --timeout 1500 tests/compose
+
+# Two admission processes on a server of the tests' own; needs root where the server's packages are not there yet.
+test-postgres: $(READY)
+	ls /usr/lib/postgresql/*/bin/postgres >/dev/null 2>&1 || \
+		(apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends postgresql)
+	$(BIN)/python -m pytest -m postgres --timeout 300 tests/admission tests/e2e
+
+# On this machine's GPUs, without a network: CUDA_PYTHON is one with torch for CUDA and what tests/cuda/constraints.txt names.
+CUDA_PYTHON ?= $(abspath $(BIN))/python
+
+test-cuda:
+	PYTHONPATH="$(CURDIR):$(CURDIR)/services:$$PYTHONPATH" $(CUDA_PYTHON) -m pytest -m cuda -p no:cacheprovider \
+		--timeout 300 tests/cuda
+
+bench-gpu:
+	PYTHONPATH="$(CURDIR):$(CURDIR)/services:$$PYTHONPATH" $(CUDA_PYTHON) -m benchmarks.gpu
 
 # On this machine's verbs device, or in an emulated machine that has two (which needs root and Debian's packages).
 test-rdma: $(READY)
@@ -36,7 +52,7 @@ test-rdma: $(READY)
 
 test-rdma-endurance: $(READY)
 	RDMA_ABORTS=1000 bash tests/rdma/run.sh $(abspath $(BIN))/python -m pytest -m rdma -p no:cacheprovider \
-		--timeout 800 -k aborted tests/rdma
+		--timeout 800 -s -k aborted tests/rdma
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -34,7 +34,7 @@ def _trace() -> tuple[tuple[str, str], ...]:
 
 
 class AsyncClient:
-    """Calls admission at `target` (host:port) and the engine hosts that it names. Belongs to one asyncio loop."""
+    """Calls admission at `target` (as `Client`) and the engine hosts that it names. Belongs to one asyncio loop."""
 
     def __init__(self, target: str, *, tls: rpc.Tls | None = None) -> None:
         self.target = target

@@ -18,6 +18,7 @@ from worldline import rpc, telemetry, wire
 from worldline.aio import AsyncClient
 from worldline.contract import Contract
 from worldline.move import Fault
+from worldline.plan import Placement
 from worldline.play import CALL_TIMEOUT_S, Play
 from worldline.playing import Block, Session
 from worldline.v1 import admission_service_pb2 as pb
@@ -35,7 +36,10 @@ CLOSED_STATES = frozenset(
 
 
 class Client:
-    """Calls admission at `target` (host:port) and the engine hosts that it names. Safe to share between threads."""
+    """Calls admission at `target` and the engine hosts that it names. Safe to share between threads.
+
+    `target`: host:port; or several with commas, where several admission processes stand by for each other.
+    """
 
     def __init__(self, target: str, *, tls: rpc.Tls | None = None, traced: bool = False) -> None:
         self.target = target
@@ -121,10 +125,15 @@ class Client:
         *,
         patience_s: float = 0.0,
         transport: str = "",
+        codec: str = "",
+        placement: Placement | None = None,
         request_id: str = "",
         faults: Iterable[Fault] = (),
     ) -> move_pb2.Move:
-        """Ask for a move; returns with the verdict, while an admitted move goes on."""
+        """Ask for a move; returns with the verdict, while an admitted move goes on.
+
+        What is left empty of `destination`, `transport`, `codec` and `placement` is admission's to pick.
+        """
         request = pb.RequestMoveRequest(
             request_id=request_id or str(uuid.uuid4()),
             session_id=session_id,
@@ -132,6 +141,8 @@ class Client:
             mode=move_pb2.MOVE_MODE_FROZEN,
             patience_s=patience_s,
             transport=transport,
+            codec=codec,
+            placement=int(placement or 0),  # type: ignore[arg-type]
             faults=wire.faults_to(faults),
         )
         with telemetry.span("client.request_move", {"session.id": session_id}), rpc.calling("admission"):
@@ -145,6 +156,8 @@ class Client:
         live: bool = False,
         patience_s: float = 0.0,
         transport: str = "",
+        codec: str = "",
+        placement: Placement | None = None,
     ) -> pb.EvaluateMoveResponse:
         """The verdict on a move that is not made."""
         request = pb.EvaluateMoveRequest(
@@ -153,6 +166,8 @@ class Client:
             mode=move_pb2.MOVE_MODE_LIVE if live else move_pb2.MOVE_MODE_FROZEN,
             patience_s=patience_s,
             transport=transport,
+            codec=codec,
+            placement=int(placement or 0),  # type: ignore[arg-type]
         )
         with rpc.calling("admission"):
             return self.admission.EvaluateMove(request, timeout=CALL_TIMEOUT_S)
@@ -197,6 +212,60 @@ class Client:
         """Cancel a move that is not yet at COMMIT."""
         with rpc.calling("admission"):
             return self.admission.CancelMove(pb.CancelMoveRequest(move_id=move_id), timeout=CALL_TIMEOUT_S).move
+
+    # --- schedules
+
+    def drain(
+        self, host_id: str, *, dry_run: bool = False, patience_s: float = 0.0, request_id: str = ""
+    ) -> pb.Schedule:
+        """Move every session off a host, in rounds; it takes none from now on. Returns while the drain goes on."""
+        request = pb.DrainRequest(
+            request_id=request_id or str(uuid.uuid4()), host_id=host_id, dry_run=dry_run, patience_s=patience_s
+        )
+        with telemetry.span("client.drain", {"host.id": host_id}), rpc.calling("admission"):
+            return self.admission.Drain(request, timeout=CALL_TIMEOUT_S).schedule
+
+    def undrain(self, host_id: str) -> str:
+        """Let a host take sessions again. Returns the drain that this cancelled, empty if none ran."""
+        with rpc.calling("admission"):
+            return self.admission.Undrain(pb.UndrainRequest(host_id=host_id), timeout=CALL_TIMEOUT_S).schedule_id
+
+    def plan(
+        self,
+        moves: Iterable[tuple[str, str]],
+        *,
+        dry_run: bool = False,
+        patience_s: float = 0.0,
+        request_id: str = "",
+    ) -> pb.Schedule:
+        """Make several moves of (session, destination or "") in rounds. Returns while they go on."""
+        request = pb.PlanRequest(
+            request_id=request_id or str(uuid.uuid4()),
+            moves=[pb.PlannedMove(session_id=session, destination_host_id=host) for session, host in moves],
+            dry_run=dry_run,
+            patience_s=patience_s,
+        )
+        with telemetry.span("client.plan"), rpc.calling("admission"):
+            return self.admission.Plan(request, timeout=CALL_TIMEOUT_S).schedule
+
+    def schedule(self, schedule_id: str) -> pb.Schedule:
+        """One drain or plan."""
+        with rpc.calling("admission"):
+            request = pb.GetScheduleRequest(schedule_id=schedule_id)
+            return self.admission.GetSchedule(request, timeout=CALL_TIMEOUT_S).schedule
+
+    def watch_schedule(self, schedule_id: str, *, timeout_s: float | None = None) -> Iterator[pb.Schedule]:
+        """The drain or plan each time it changes, until it is closed."""
+        request = pb.WatchScheduleRequest(schedule_id=schedule_id)
+        with rpc.calling("admission"):
+            for response in self.admission.WatchSchedule(request, timeout=timeout_s):
+                yield response.schedule
+
+    def cancel_schedule(self, schedule_id: str) -> pb.Schedule:
+        """Begin no more moves of a drain or plan."""
+        with rpc.calling("admission"):
+            request = pb.CancelScheduleRequest(schedule_id=schedule_id)
+            return self.admission.CancelSchedule(request, timeout=CALL_TIMEOUT_S).schedule
 
     # --- fleet
 

@@ -7,7 +7,9 @@ the same values and are used where it is missing.
 from __future__ import annotations
 
 import zlib
+from collections import Counter
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from importlib import import_module
 from types import ModuleType
 
@@ -84,9 +86,32 @@ def combine(first: int, second: int, second_bytes: int) -> int:
     return first ^ second
 
 
+# As many parts of one size as make a table worth its making.
+_MANY = 64
+
+
+@lru_cache(maxsize=8)
+def _appender(size_bytes: int) -> tuple[tuple[int, ...], ...]:
+    """Four tables, one for each byte of a CRC: entries add up to the CRC after `size_bytes` zeros."""
+    bits = [combine(1 << bit, 0, size_bytes) for bit in range(32)]
+    tables = []
+    for byte in range(4):
+        entries = [0]
+        for image in bits[8 * byte : 8 * byte + 8]:
+            entries += [entry ^ image for entry in entries]
+        tables.append(tuple(entries))
+    return tuple(tables)
+
+
 def combine_all(parts: Iterable[tuple[int, int]]) -> int:
     """CRC-32 of a whole from (CRC-32, bytes) of its consecutive parts."""
+    parts = list(parts)
+    counts = Counter(size for _, size in parts)
     whole = 0
     for crc, size in parts:
-        whole = combine(whole, crc, size)
+        if counts[size] < _MANY:
+            whole = combine(whole, crc, size)
+        else:
+            a, b, c, d = _appender(size)
+            whole = a[whole & 255] ^ b[whole >> 8 & 255] ^ c[whole >> 16 & 255] ^ d[whole >> 24] ^ crc
     return whole

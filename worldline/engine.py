@@ -106,6 +106,17 @@ class Engine(Protocol):
         """
 
 
+@runtime_checkable
+class DeviceEngine(Engine, Protocol):
+    """An engine that can serve on a GPU. Others serve on the CPU only."""
+
+    def use_device(self, device: torch.device) -> None:
+        """Called once, before anything else: `create` puts tensors there, `load` computes there from now on.
+
+        Work is queued on the calling thread's current stream, or joined to it before `end_block` returns.
+        """
+
+
 def installed() -> dict[str, Engine]:
     """Every engine of the entry-point group, by its entry point's name.
 

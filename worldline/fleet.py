@@ -74,6 +74,7 @@ class Fleet:
         options: settings for all members of a kind ("admission", "mover", "enginehost") or for one by its name.
         port: admission's; 0 picks a free one.
         tls: every member uses these files, and takes calls only from peers that the same CA has signed.
+        within: the command that a member's own is run by, for instance `ip netns exec NAME`.
     """
 
     def __init__(
@@ -86,8 +87,10 @@ class Fleet:
         fault_injection: bool = False,
         otlp_endpoint: str = "",
         tls: Tls | None = None,
+        within: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
         self.directory = directory
+        self._within = dict(within or {})
         self.nodes = tuple(nodes)
         self._options = dict(options or {})
         self._port = port
@@ -215,7 +218,7 @@ class Fleet:
             **self._options.get(module, {}),
             **self._options.get(name, {}),
         }
-        command = [sys.executable, "-m", module, "--exit-with-parent"]
+        command = [*self._within.get(name, ()), sys.executable, "-m", module, "--exit-with-parent"]
         for key, value in merged.items():
             command += [f"--{key.replace('_', '-')}", str(value)]
         self.members[name] = Member(name, command, self.directory / f"{name}.log")

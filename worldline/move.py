@@ -62,6 +62,15 @@ class HostRef:
 
 
 @dataclass(frozen=True, slots=True)
+class RegionRef:
+    """The region of an engine host on the same node; `device_id` is empty for memory that every process can map."""
+
+    host_id: str
+    ticket: bytes
+    device_id: str
+
+
+@dataclass(frozen=True, slots=True)
 class StageTimes:
     """Seconds spent in each stage; `downtime_s` is freeze to playable, `admission_s` admission's own share.
 

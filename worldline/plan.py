@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator
+import math
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from worldline.canonical import digest
 from worldline.errors import BadRequest
@@ -14,6 +14,9 @@ PAGE_BYTES = 4096
 MAX_CHUNK_BYTES = 1 << 30
 MAX_CHUNKS = 1 << 20
 MAX_STREAMS = 16
+MAX_TAIL_CHUNKS = 64
+RAW = "raw"
+CODECS = (RAW, "zstd")
 
 
 class Placement(enum.IntEnum):
@@ -49,7 +52,7 @@ class Plan:
     deadline_s: float
     max_freeze_s: float
     no_progress_s: float
-    codec: str = "raw"
+    codec: str = RAW
     tail_bytes: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
@@ -60,12 +63,12 @@ class Plan:
             violations["plan.chunk_bytes"] = (
                 f"{self.chunk_bytes} is not a multiple of {PAGE_BYTES} up to {MAX_CHUNK_BYTES}"
             )
-        if len(self.tail_bytes) > 64 or any(not 0 < size <= self.chunk_bytes for size in self.tail_bytes):
-            violations["plan.tail_bytes"] = "at most 64 sizes, each above 0 and at most chunk_bytes"
+        if len(self.tail_bytes) > MAX_TAIL_CHUNKS or any(not 0 < size <= self.chunk_bytes for size in self.tail_bytes):
+            violations["plan.tail_bytes"] = f"at most {MAX_TAIL_CHUNKS} sizes, each above 0 and at most chunk_bytes"
         if not 1 <= self.streams <= MAX_STREAMS:
             violations["plan.streams"] = f"{self.streams} is not between 1 and {MAX_STREAMS}"
-        if self.codec != "raw":
-            violations["plan.codec"] = f"{self.codec[:32]!r} is not built in; use 'raw'"
+        if self.codec not in CODECS:
+            violations["plan.codec"] = f"{self.codec[:32]!r} is not built in; use one of {', '.join(CODECS)}"
         for name in ("deadline_s", "max_freeze_s", "no_progress_s"):
             value = getattr(self, name)
             if not 0 < value <= 86_400:
@@ -110,14 +113,51 @@ class Plan:
                 f"{region_bytes} bytes in chunks of {self.chunk_bytes} make over {MAX_CHUNKS} chunks: use larger ones",
                 violations={"plan.chunk_bytes": "too small for this region"},
             )
-        return tuple(self._cut(body, tail))
+        return _cut(self.chunk_bytes, body, tail)
 
-    def _cut(self, body: int, tail: tuple[int, ...]) -> Iterator[Chunk]:
-        index = offset = 0
-        while offset < body:
-            size = min(self.chunk_bytes, body - offset)
-            yield Chunk(index, offset, size)
-            index, offset = index + 1, offset + size
-        for size in tail:
-            yield Chunk(index, offset, size)
-            index, offset = index + 1, offset + size
+
+# Both ends of a move ask for the same chunks several times while a session is frozen.
+@lru_cache(maxsize=16)
+def _cut(chunk_bytes: int, body: int, tail: tuple[int, ...]) -> tuple[Chunk, ...]:
+    chunks: list[Chunk] = []
+    offset = 0
+    while offset < body:
+        size = min(chunk_bytes, body - offset)
+        chunks.append(Chunk(len(chunks), offset, size))
+        offset += size
+    for size in tail:
+        chunks.append(Chunk(len(chunks), offset, size))
+        offset += size
+    return tuple(chunks)
+
+
+# A smaller chunk costs more in calls and wake-ups than its verification takes.
+MIN_TAIL_BYTES = 64 << 10
+# Shrinking faster gains nothing: what is left is one small chunk either way.
+_FASTEST_SHRINK = 0.25
+
+
+def tail_schedule(chunk_bytes: int, wire_Bps: float, verify_Bps: float) -> tuple[int, ...]:
+    """Sizes in bytes of a plan's last chunks, so that the verification left after the last byte is one small chunk's.
+
+    Each chunk must arrive no faster than the one before it is checked: size k+1 >= size k * wire_Bps / verify_Bps, the
+    whole lane's rate. Sizes shrink by that ratio down to `MIN_TAIL_BYTES`, as far as a plan may have sizes, and are
+    multiples of `PAGE_BYTES`. Empty where none helps: chunks that are small already, or a lane slower than the wire.
+
+    Raises:
+        BadRequest: `chunk_bytes` is not a plan's, or a rate is not above 0.
+    """
+    if not PAGE_BYTES <= chunk_bytes <= MAX_CHUNK_BYTES or chunk_bytes % PAGE_BYTES:
+        raise BadRequest(f"chunks of {chunk_bytes} bytes are not a multiple of {PAGE_BYTES} up to {MAX_CHUNK_BYTES}")
+    if not (wire_Bps > 0 and verify_Bps > 0):
+        raise BadRequest(f"a wire of {wire_Bps} and a lane of {verify_Bps} bytes/s have no tail schedule")
+    ratio = max(wire_Bps / verify_Bps, _FASTEST_SHRINK)
+    sizes: list[int] = []
+    before = chunk_bytes
+    while len(sizes) < MAX_TAIL_CHUNKS:
+        size = max(math.ceil(before * ratio / PAGE_BYTES) * PAGE_BYTES, MIN_TAIL_BYTES)
+        if size >= before:
+            break
+        sizes.append(size)
+        before = size
+    return tuple(sizes)

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import grpc
 import grpc.aio
@@ -22,6 +22,7 @@ from grpc_status import rpc_status
 
 from worldline import telemetry
 from worldline.errors import BadRequest, Internal, Precondition, WorldlineError
+from worldline.replicas import AioReplicaChannel, ReplicaChannel
 from worldline.settings import ServiceSettings
 from worldline.status import from_rpc, to_status
 
@@ -173,8 +174,8 @@ class Server:
         self.address = ""
         self._stopped = threading.Event()
 
-    def start(self) -> str:
-        """Listen and answer. Returns host:port.
+    def start(self, *, serving: bool = True) -> str:
+        """Listen and answer; `serving` is what health says of the services from the first moment. Returns host:port.
 
         Raises:
             BadRequest: a TLS file cannot be read. Precondition: the address cannot be listened on.
@@ -196,9 +197,10 @@ class Server:
                 reason="CANNOT_LISTEN",
             ) from None
         self.address = f"{host}:{bound}"
+        self.set_serving("", True)
+        for name in self._services:
+            self.set_serving(name, serving)
         self.grpc.start()
-        for name in ("", *self._services):
-            self.set_serving(name, True)
         return self.address
 
     def set_serving(self, service: str, serving: bool) -> None:
@@ -231,7 +233,12 @@ class Server:
 
 
 def channel(address: str, tls: Tls | None = None, *, traced: bool = False) -> grpc.Channel:
-    """A channel to `address` (host:port). `traced`: calls carry the current trace."""
+    """A channel to `address`. `traced`: calls carry the current trace.
+
+    `address`: host:port; or several with commas, of which the one that leads is called.
+    """
+    if "," in address:
+        return ReplicaChannel(address, lambda one: channel(one, tls, traced=traced))
     if tls is None:
         opened = grpc.insecure_channel(address, options=_CHANNEL_OPTIONS)
     else:
@@ -245,7 +252,9 @@ def channel(address: str, tls: Tls | None = None, *, traced: bool = False) -> gr
 
 
 def aio_channel(address: str, tls: Tls | None = None) -> grpc.aio.Channel:
-    """A channel of the running asyncio loop. The current trace is sent by the caller as metadata."""
+    """A channel of the running asyncio loop, as `channel`. The current trace is sent by the caller as metadata."""
+    if "," in address:
+        return cast("grpc.aio.Channel", AioReplicaChannel(address, lambda one: aio_channel(one, tls)))
     if tls is None:
         return grpc.aio.insecure_channel(address, options=_CHANNEL_OPTIONS)
     return grpc.aio.secure_channel(address, _channel_credentials(tls), options=_CHANNEL_OPTIONS)

@@ -22,6 +22,11 @@ def is_address(value: str, *, lowest_port: int = 1) -> bool:
     return bool(host) and len(value) <= 255 and port.isdecimal() and lowest_port <= int(port) < 65_536
 
 
+def are_addresses(value: str) -> bool:
+    """Whether `value` is host:port, or several of them with commas."""
+    return len(value) <= 4096 and all(is_address(address.strip()) for address in value.split(","))
+
+
 class ServiceSettings(BaseSettings):
     """What every service is told: where it listens, whom it trusts, where it reports."""
 

@@ -6,19 +6,24 @@ carries. All calls block their own thread, honour `no_progress_s` and raise our 
 - `Unavailable` (PEER_GONE): the other end closed or died; the message names the chunk.
 - `TimedOut` (NO_PROGRESS): not one byte moved for `no_progress_s`, for instance because the peer is stopped.
 - `Unauthenticated` (WRONG_TOKEN): the data connection did not present the token of its move.
-- `BadRequest` (BAD_CHUNK): a header that does not belong to the plan.
+- `BadRequest` (BAD_CHUNK, BAD_PIECE): a header that does not belong to the plan.
 - `Cancelled`: `close` was called from another thread.
 
-`worldline.testing.transports` is the conformance suite that every transport passes.
+`worldline.testing.transports` is the conformance suite that every transport passes. One that also carries coded chunks
+(`CodedSendLink`, `CodedReceiveLink`) passes `worldline.testing.coded` as well.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
+from worldline.errors import BadRequest
 from worldline.plan import Chunk
+
+MAX_PIECE_BYTES = 1 << 20
+PIECE_WIDTHS = (1, 2, 4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +46,43 @@ class Landed:
 
     chunk: Chunk
     source_crc: int
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """How `size_bytes` at `offset` of the region cross the wire in a coded chunk.
+
+    `planes` empty: as they are. Otherwise plane j holds byte j of every element, and there are as many planes as an
+    element has bytes; each takes 0 bytes on the wire (all zeros), a whole plane's (as it is), or fewer (one frame of
+    the codec).
+
+    Raises:
+        BadRequest: BAD_PIECE, for sizes that cannot be.
+    """
+
+    offset: int
+    size_bytes: int
+    planes: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        width = len(self.planes) or 1
+        if (
+            not 0 < self.size_bytes <= MAX_PIECE_BYTES
+            or width not in PIECE_WIDTHS
+            or self.size_bytes % width
+            or any(not 0 <= plane <= self.size_bytes // width for plane in self.planes)
+        ):
+            raise BadRequest(
+                f"a piece of {self.size_bytes} bytes in planes of {self.planes} bytes cannot be: it has up to "
+                f"{MAX_PIECE_BYTES} bytes in {PIECE_WIDTHS} planes, none longer than its share",
+                reason="BAD_PIECE",
+                numbers={"offset": self.offset, "size_bytes": self.size_bytes},
+            )
+
+    @property
+    def wire_bytes(self) -> int:
+        """Bytes of its payload."""
+        return sum(self.planes) if self.planes else self.size_bytes
 
 
 class SendLink(Protocol):
@@ -84,6 +126,36 @@ class ReceiveLink(Protocol):
 
     def close(self) -> None:
         """Give up or clean up; wakes every blocked call. Any thread, any number of times."""
+
+
+@runtime_checkable
+class CodedSendLink(SendLink, Protocol):
+    """A sending end that also carries coded chunks: `begin_coded`, pieces in order without gap, `end`."""
+
+    def begin_coded(self, chunk: Chunk) -> None:
+        """Announce a chunk whose pieces say each how they are coded."""
+
+    def write_piece(self, piece: Piece, payload: Sequence[memoryview]) -> None:
+        """Carry one piece; the parts of `payload` make up its `wire_bytes`."""
+
+
+class Decoder(Protocol):
+    """What takes coded pieces off the receive threads. Safe from any thread."""
+
+    def buffer(self, size_bytes: int) -> memoryview:
+        """Memory for a payload; blocks while too many wait to be decoded. Raises Cancelled when it is closed."""
+
+    def decode(self, chunk: Chunk, piece: Piece, payload: memoryview) -> None:
+        """Decode into the region, now or later; `payload` is what `buffer` gave."""
+
+
+@runtime_checkable
+class CodedReceiveLink(ReceiveLink, Protocol):
+    """A receiving end that also takes coded chunks, once it is told by whom they are decoded."""
+
+    def decode_with(self, decoder: Decoder) -> None:
+        """From now on coded chunks may come; before, they are refused. `next` then returns a coded chunk when all of
+        its pieces were handed to `decoder`."""
 
 
 class Listener(Protocol):

@@ -15,7 +15,17 @@ from worldline.contract import Contract, ContractClass, Tier
 from worldline.errors import BadRequest
 from worldline.layout import MAX_LEAVES, Layout, Leaf, LeafKind
 from worldline.manifest import Descriptor, Fingerprint, Manifest
-from worldline.move import Fault, FaultKind, Fence, HostRef, StageTimes, require_id, require_uuid
+from worldline.move import (
+    TOKEN_BYTES,
+    Fault,
+    FaultKind,
+    Fence,
+    HostRef,
+    RegionRef,
+    StageTimes,
+    require_id,
+    require_uuid,
+)
 from worldline.plan import MAX_CHUNKS, Placement, Plan
 from worldline.receipt import Receipt, Side
 from worldline.settings import is_address
@@ -294,6 +304,19 @@ def fence_from(message: move_pb2.Fence) -> Fence:
 def host_to(value: HostRef) -> engine_host_service_pb2.HostRef:
     """To the wire."""
     return engine_host_service_pb2.HostRef(host_id=value.host_id, incarnation=value.incarnation, address=value.address)
+
+
+def region_to(value: RegionRef) -> engine_host_service_pb2.RegionRef:
+    """Message of a reference to a region."""
+    return engine_host_service_pb2.RegionRef(host_id=value.host_id, ticket=value.ticket, device_id=value.device_id)
+
+
+def region_from(message: engine_host_service_pb2.RegionRef, field: str) -> RegionRef:
+    """Value of a reference to a region. Raises BadRequest naming `field`."""
+    if len(message.ticket) != TOKEN_BYTES or len(message.device_id) > 128:
+        what = f"a ticket of {len(message.ticket)} bytes, or too long a device id; tickets have {TOKEN_BYTES}"
+        raise BadRequest(f"{field}: {what}", violations={field: what})
+    return RegionRef(require_id(message.host_id, f"{field}.host_id"), message.ticket, message.device_id)
 
 
 def host_from(message: engine_host_service_pb2.HostRef, field: str) -> HostRef:

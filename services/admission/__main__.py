@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 
+from admission import metrics
 from admission.service import Admission
 from admission.settings import AdmissionSettings
 from worldline import telemetry
@@ -31,12 +32,14 @@ def main(arguments: list[str] | None = None) -> int:
         _exit_with_parent()
     settings = load_or_exit(AdmissionSettings, **given)
     telemetry.configure("admission", "admission", endpoint=settings.otlp_endpoint, level=settings.log_level)
+    if settings.metrics_endpoint:
+        metrics.export(settings.metrics_endpoint)
     try:
         admission = Admission(settings)
     except WorldlineError as error:
         print(f"worldline: {error}", file=sys.stderr)
         return 2
-    telemetry.log("admission").info("starts", term=admission.journal.term, settings=shown(settings))
+    telemetry.log("admission").info("starts", term=admission.term, settings=shown(settings))
     try:
         address = admission.start()
     except WorldlineError as error:
@@ -44,9 +47,10 @@ def main(arguments: list[str] | None = None) -> int:
         admission.stop()
         return 2
     ready = {"ready": True, "service": "admission", "id": "admission", "address": address}
-    print(json.dumps({**ready, "term": admission.journal.term}), flush=True)
+    print(json.dumps({**ready, "term": admission.term}), flush=True)
     admission.wait()
     admission.stop()
+    metrics.shutdown()
     telemetry.shutdown()
     return 0
 

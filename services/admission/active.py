@@ -8,13 +8,14 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from admission import metrics
 from admission.alarm import Alarm
 from admission.effects import Answer, Effects, Interrupted, Line, NoAnswer, Route
+from admission.estimators import EstimateRow
 from admission.holds import Holds
 from admission.journal import Journal
-from admission.journal_rows import PathRow
 from admission.machine import Effect, Event, EventKind, Phase, Transition, effects_of, step
-from admission.profile import Profile, measured
+from admission.profile import Profile
 from admission.record import MoveRecord
 from admission.settings import AdmissionSettings
 from worldline import telemetry, wire
@@ -148,7 +149,10 @@ class ActiveMove:
                     self._log.exception("unexpected", error=f"{type(error).__name__}: {error}")
                     self._back_off()
             state = self.record.state
-            telemetry.set_attributes(span, {"move.state": state.phase.name, "move.reason": state.reason})
+            attributes = {"move.state": state.phase.name, "move.reason": state.reason}
+            if self.record.wire_at_s:
+                attributes["move.decision_to_wire_s"] = self.record.wire_at_s - self.record.decided_at_s
+            telemetry.set_attributes(span, attributes)
         for cancel in (self._cancel_stall, self._cancel_deadline, self._cancel_quiet):
             cancel()
 
@@ -174,6 +178,8 @@ class ActiveMove:
 
     def _ask(self, effect: Effect) -> Answer:
         self._hold(_HOLD_BEFORE_ASK.get(effect))
+        # Nothing is asked any more by a process that was stopped for so long that another may lead.
+        self._means.journal.tenure.require()
         with self._changed:
             # Nobody is woken for this alone: the answer will be news.
             self.record = replace(self.record, stages=self._with_own_share())
@@ -216,8 +222,10 @@ class ActiveMove:
             quiet_s = plan.max_freeze_s + settings.call_timeout_s
         self._quiet_after(quiet_s + self._holds.mover_seconds)
         told = wire.stages_from(message.stages)
+        on_wire = frozen and not self.record.wire_at_s
         self._show(
             stage=message.stage,
+            wire_at_s=time.time() if on_wire else self.record.wire_at_s,
             landed_bytes=message.landed_bytes,
             retried_chunks=message.retried_chunks,
             stages=replace(
@@ -285,29 +293,31 @@ class ActiveMove:
         self._back_off_s = _FIRST_BACK_OFF_S
         self.record = record
         self._means.changed()
+        if state.phase.closed:
+            metrics.closed(record, line.at_s)
         if state.phase is not before.phase:
             self._log.info(
                 "transition", what=line.event, before=line.before.name, after=line.after.name, reason=state.reason
             )
 
     def _write(self, record: MoveRecord) -> None:
-        path = self._measured(record) if record.phase is Phase.MOVED else None
+        estimates = self._measured(record) if record.phase is Phase.MOVED else ()
         try:
-            self._means.journal.save_move(record, self._unwritten, path)
+            self._means.journal.save_move(record, self._unwritten, estimates)
         except WorldlineError:
             self._unwritten -= 1
             raise
         self._unwritten = 0
-        if path is not None:
-            self._means.profile.keep(path)
+        self._means.profile.keep(estimates)
 
-    def _measured(self, record: MoveRecord) -> PathRow | None:
-        """The path with this move; None where the move says nothing of it: it met faults, or was not seen whole."""
+    def _measured(self, record: MoveRecord) -> tuple[EstimateRow, ...]:
+        """The path with this move; nothing where the move says nothing of it: it met faults, or was not seen whole."""
         route, plan = self._route, record.plan
         if route is None or route.faults or plan is None or not record.stages.downtime_s:
-            return None
-        path = self._means.profile.path(route.source_mover, route.destination_mover, plan.transport)
-        return measured(path, record.state_bytes, record.stages)
+            return ()
+        return self._means.profile.after(
+            route.source_mover, route.destination_mover, plan, record.state_bytes, record.stages
+        )
 
     def _timed(self, kind: EventKind) -> StageTimes:
         """The stage times after an answer."""

@@ -1,4 +1,4 @@
-"""All open moves: one thread each, and what concerns several of them."""
+"""All open moves: a thread each, and what concerns several of them."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from dataclasses import replace
 from admission.active import ActiveMove, Means, cannot_cancel
 from admission.effects import Route
 from admission.fleet import Fleet
-from admission.journal_rows import Lease
+from admission.journal_rows import Caps, Lease
 from admission.machine import Event
 from admission.record import MoveRecord
+from admission.workers import Workers
 from worldline.errors import Exhausted, NotFound
 
 
@@ -22,13 +23,15 @@ class Coordinator:
         self._means = means
         self._fleet = fleet
         self._lock = threading.Lock()
-        self._active: dict[str, tuple[ActiveMove, threading.Thread]] = {}
+        self._active: dict[str, ActiveMove] = {}
+        self._workers = Workers("move")
 
     def open(self, record: MoveRecord, lease: Lease, route: Route, asked_s: float) -> MoveRecord:
         """Journal a new move and its lease, and start it. `asked_s`: when it was asked for, monotonic seconds.
 
         Raises:
-            Exhausted: too many open moves. Owned: another move has the session. SessionLost: it is lost by now.
+            Exhausted: too many open moves, or moves into its receiver. Owned: another move has the session.
+            SessionLost: it is lost by now.
         """
         with self._lock:
             if len(self._active) >= self._means.settings.max_moves:
@@ -37,7 +40,9 @@ class Coordinator:
                     reason="TOO_MANY_MOVES",
                     retry_after_s=1.0,
                 )
-        record = self._means.journal.add_move(record, lease)
+        mover = self._fleet.mover(route.destination_mover)
+        caps = Caps(self._means.settings.receiver_cap, mover.facts.max_receives if mover else 0)
+        record = self._means.journal.add_move(record, replace(lease, mover_id=route.destination_mover), caps)
         record = replace(record, stages=replace(record.stages, admission_s=time.monotonic() - asked_s))
         self.start(record, route)
         # Whoever died between the decision and now was not told of this move.
@@ -49,10 +54,9 @@ class Coordinator:
     def start(self, record: MoveRecord, route: Route | None, news: tuple[Event, ...] = ()) -> None:
         """Start the thread of a journaled move."""
         active = ActiveMove(self._means, record, route, news)
-        thread = threading.Thread(target=self._run, args=(active,), name=f"move-{record.move_id[:8]}", daemon=True)
         with self._lock:
-            self._active[record.move_id] = (active, thread)
-        thread.start()
+            self._active[record.move_id] = active
+        self._workers.run(lambda: self._run(active))
 
     def _run(self, active: ActiveMove) -> None:
         try:
@@ -70,21 +74,19 @@ class Coordinator:
             raise NotFound(f"there is no move {move_id}", reason="UNKNOWN_MOVE", resource=("move", move_id))
         return record
 
+    def records(self) -> list[MoveRecord]:
+        """The open moves as they are now."""
+        with self._lock:
+            return [active.record for active in self._active.values()]
+
     def newest(self, record: MoveRecord) -> MoveRecord:
         """The record as it is now, for one that was read from the journal."""
         active = self._find(record.move_id)
         return active.record if active else record
 
-    def stalled(self) -> frozenset[str]:
-        """Open moves that wait for a silent process: nobody knows how long."""
-        with self._lock:
-            moves = [active for active, _ in self._active.values()]
-        return frozenset(active.record.move_id for active in moves if active.record.stalled)
-
     def _find(self, move_id: str) -> ActiveMove | None:
         with self._lock:
-            found = self._active.get(move_id)
-        return found[0] if found else None
+            return self._active.get(move_id)
 
     def cancel(self, move_id: str) -> MoveRecord:
         """Cancel a move that is in OPEN. Raises NotFound, WrongState."""
@@ -100,14 +102,13 @@ class Coordinator:
     def died(self, host_id: str, incarnation: int) -> list[str]:
         """Incarnations of a host up to this one are proven dead. Returns the moves that this lets go on."""
         with self._lock:
-            moves = [active for active, _ in self._active.values()]
+            moves = list(self._active.values())
         return [active.record.move_id for active in moves if active.died(host_id, incarnation)]
 
     def stop(self, grace_s: float = 2.0) -> None:
         """Stop all threads; their moves stay open in the journal."""
         with self._lock:
             moves = list(self._active.values())
-        for active, _ in moves:
+        for active in moves:
             active.stop()
-        for _, thread in moves:
-            thread.join(grace_s)
+        self._workers.stop(grace_s)

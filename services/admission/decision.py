@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import chain, islice
 
 from admission.effects import Route
 from admission.facts import SessionFacts
-from admission.fleet import Fleet, Host
+from admission.fleet import Fleet, Host, Mover
 from admission.journal import Journal
-from admission.journal_rows import Lease, SessionRow
+from admission.journal_rows import SessionRow
+from admission.offers import RAW, Pins, chunk_bytes_for, paths_between, pins_for
 from admission.profile import Profile
-from admission.rules import InFlight, Mode, Peer, Question, evaluate
+from admission.record import MoveRecord
+from admission.rules import Checksum, Choice, Mode, Offers, Peer, Question, choose
 from admission.settings import AdmissionSettings
+from admission.shortlist import GLANCES, Promise, Sight, ranked
+from admission.traffic import Traffic, traffic_now
 from worldline.errors import BadRequest, NotFound, Owned, SessionLost
 from worldline.plan import Placement, Plan
 from worldline.verdict import Kind, Verdict
 
-# A move in flight that is past its prediction is expected to take at least this much longer.
-_SOONEST_S = 0.1
+# So many destinations are all judged. Of more, those that a glance finds best are, until one is admitted: a glance
+# weighs what a judgement weighs. Where none is admitted, enough are judged to say that none is.
+_JUDGED, _JUDGED_AT_MOST = 4, 64
 # Where no other host is awake, this many of the silent ones are looked at, to say what is wrong with them.
 _SILENT_LOOKED_AT = 8
 
@@ -33,6 +39,8 @@ class Ask:
     mode: Mode
     patience_s: float
     transport: str
+    placement: Placement | None = None
+    codec: str = ""
 
 
 @dataclass(frozen=True)
@@ -49,15 +57,6 @@ class Decision:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
-    """A lease, the mover that its bytes come in through, and what it means to the next move."""
-
-    lease: Lease
-    mover_id: str
-    move: InFlight
-
-
-@dataclass(frozen=True, slots=True)
 class Decider:
     """Decides on moves. Nothing is reserved here."""
 
@@ -65,7 +64,7 @@ class Decider:
     fleet: Fleet
     profile: Profile
     settings: AdmissionSettings
-    stalled: Callable[[], frozenset[str]]
+    open_moves: Callable[[], list[MoveRecord]]
 
     def decide(self, ask: Ask) -> Decision:
         """The decision for the wanted destination, or the best one for any.
@@ -76,7 +75,7 @@ class Decider:
         """
         row = self._session(ask.session_id)
         source = self.fleet.host(row.host_id)
-        held = self._held()
+        traffic = traffic_now(self.journal, self.fleet, self.open_moves(), self.settings.stall_s)
         if ask.destination_host_id:
             destination = self.fleet.host(ask.destination_host_id)
             if destination.host_id == source.host_id:
@@ -85,18 +84,40 @@ class Decider:
                     reason="MOVE_TO_ITSELF",
                     violations={"destination_host_id": "another host than the session's own is needed"},
                 )
-            return self._consider(ask, row, source, destination, held)
-        found = [self._consider(ask, row, source, host, held) for host in self._destinations(source)]
+            return self._consider(ask, row, source, destination, traffic)
+        found: list[Decision] = []
+        candidates = self._ranked(row, source, traffic)
+        for promise, host in candidates:
+            if len(candidates) > _JUDGED and any(decision.verdict.kind is Kind.ADMIT for decision in found):
+                break  # they are in the order of preference
+            if len(found) >= _JUDGED and promise is not Promise.FREE:
+                break
+            found.append(self._consider(ask, row, source, host, traffic))
         if not found:
             raise NotFound("there is no other engine host to move to", reason="NO_DESTINATION")
         return min(found, key=_preference)
 
-    def _destinations(self, source: Host) -> list[Host]:
-        """The other hosts that are awake; if none is, those that were heard from last."""
-        now_s = self.fleet.now_s()
-        others = [host for host in self.fleet.hosts() if host.host_id != source.host_id]
-        awake = [host for host in others if not host.fenced and host.silent_s(now_s) <= self.settings.silent_s]
-        return awake or sorted(others, key=lambda host: host.silent_s(now_s))[:_SILENT_LOOKED_AT]
+    def _ranked(self, row: SessionRow, source: Host, traffic: Traffic) -> list[tuple[Promise, Host]]:
+        """Destinations to judge, the most promising first; if no other host is awake, those heard from last."""
+        awake = self._awake(source)
+        few = list(islice(awake, _JUDGED + 1))
+        if not few:
+            now_s = self.fleet.now_s()
+            silent = [host for host in self.fleet.any_order() if host.host_id != source.host_id]
+            few = sorted(silent, key=lambda host: (host.silent_s(now_s), host.host_id))[:_SILENT_LOOKED_AT]
+        if len(few) <= _JUDGED or few[0].silent_s(self.fleet.now_s()) > self.settings.silent_s:
+            return [(Promise.FREE, host) for host in few]
+        facts, cap = self.fleet.session(row), self.settings.receiver_cap
+        sight = Sight(self.fleet, self.profile, cap)
+        return ranked(chain(few, awake), source, facts, traffic, sight, _JUDGED_AT_MOST)
+
+    def _awake(self, source: Host) -> Iterator[Host]:
+        """The other hosts that are awake, from a random one on: a large fleet is not looked at whole."""
+        hosts, now_s, silent_s = self.fleet.any_order(), self.fleet.now_s(), self.settings.silent_s
+        start = random.randrange(len(hosts)) if len(hosts) > GLANCES else 0
+        for host in chain(islice(hosts, start, None), islice(hosts, start)):
+            if host.host_id != source.host_id and not host.fenced and host.silent_s(now_s) <= silent_s:
+                yield host
 
     def _session(self, session_id: str) -> SessionRow:
         row = known_session(self.journal, session_id)
@@ -108,13 +129,76 @@ class Decider:
             )
         return row
 
-    def _consider(self, ask: Ask, row: SessionRow, source: Host, destination: Host, held: list[Held]) -> Decision:
-        facts, settings = self.fleet.session(row), self.settings
-        contract = facts.descriptor.contract
-        now_s = self.fleet.now_s()
+    def _consider(self, ask: Ask, row: SessionRow, source: Host, destination: Host, traffic: Traffic) -> Decision:
+        facts = self.fleet.session(row)
         movers = [self.fleet.mover(host.facts.mover_id) for host in (source, destination)]
-        transport, refusal = self._transport(ask.transport, source, destination)
-        path = self.profile.path(source.facts.mover_id, destination.facts.mover_id, transport)
+        choice = choose(self._question(ask, facts, source, destination, movers, traffic))
+        from_mover, to_mover = movers
+        route = None
+        if from_mover and to_mover:
+            route = Route(
+                from_mover.facts.mover_id, from_mover.facts.address, to_mover.facts.mover_id, to_mover.facts.address
+            )
+        return Decision(row, facts, source, destination, choice.verdict, self._plan(facts, choice), route)
+
+    def _question(
+        self,
+        ask: Ask,
+        facts: SessionFacts,
+        source: Host,
+        destination: Host,
+        movers: list[Mover | None],
+        traffic: Traffic,
+    ) -> Question:
+        """The move in the words of the rules. What nobody reports stays untold."""
+        settings, now_s = self.settings, self.fleet.now_s()
+        source_mover, destination_mover = source.facts.mover_id, destination.facts.mover_id
+        known = tuple(mover.facts for mover in movers if mover)
+        pins = pins_for(source.facts.fingerprint, Pins(ask.transport, ask.placement, ask.codec))
+        paths = paths_between(self.profile, source_mover, destination_mover, known, pins)
+        into_mover = traffic.into_mover.get(destination_mover, [])
+        deadline_s, max_freeze_s = self._bounds_s(facts)
+        large = facts.state_bytes >= settings.large_region_bytes
+        to_mover = movers[1]
+        return Question(
+            contract=facts.descriptor.contract,
+            mode=ask.mode,
+            state_bytes=facts.state_bytes,
+            dirty_rate_Bps=facts.dirty_rate_Bps,
+            bandwidth_Bps=paths[0].bandwidth_Bps,
+            setup_s=paths[0].setup_s,
+            bound_s=min(deadline_s, max_freeze_s),
+            preset=facts.preset,
+            source_fingerprint=source.facts.fingerprint,
+            destination_fingerprint=destination.facts.fingerprint,
+            destination_presets=destination.facts.presets,
+            destination_free_bytes=traffic.free_bytes(destination, now_s),
+            destination_has_id=destination.holds_as_its_own(facts.descriptor.session_id),
+            host_moves=tuple(item.move for item in traffic.into_host.get(destination.host_id, [])),
+            receiver_cap=settings.receiver_cap,
+            mover_moves=tuple(item.move for item in into_mover),
+            mover_cap=to_mover.facts.max_receives if to_mover else 0,
+            peers=self._peers(source, destination, movers, now_s),
+            transport=paths[0].transport,
+            transport_refusal=paths[0].refusal,
+            patience_s=ask.patience_s,
+            silent_s=settings.silent_s,
+            silent_grace_s=settings.silent_grace_s,
+            heartbeat_s=settings.heartbeat_s,
+            chunk_bytes=chunk_bytes_for(pins, settings.large_chunk_bytes) if large else settings.chunk_bytes,
+            streams=settings.streams,
+            offers=Offers(paths=paths, tail=True),
+            source_crc=_checksum(movers[0]),
+            destination_crc=_checksum(to_mover),
+            cold_bytes=facts.cold_bytes,
+            port_moves=tuple(item.on_port(paths[0].bandwidth_Bps) for item in into_mover),
+            sender_moves=traffic.leaving(source_mover, destination_mover),
+            opposite_moves=traffic.opposite(source_mover, destination_mover),
+            duplex_bytes=settings.large_region_bytes,
+        )
+
+    @staticmethod
+    def _peers(source: Host, destination: Host, movers: list[Mover | None], now_s: float) -> tuple[Peer, ...]:
         peers = [
             Peer(f"source {source.host_id}", source.silent_s(now_s), _refusal(source, receives=False)),
             Peer(
@@ -124,95 +208,35 @@ class Decider:
         for host, mover in zip((source, destination), movers, strict=True):
             name = f"mover {host.facts.mover_id}"
             peers.append(Peer(name, now_s - mover.heard_at_s) if mover else Peer(name, 0.0, "has not registered"))
-        from_mover, to_mover = movers
-        plan = self._plan(facts, transport)
-        question = Question(
-            contract=contract,
-            mode=ask.mode,
-            state_bytes=facts.state_bytes,
-            dirty_rate_Bps=facts.dirty_rate_Bps,
-            bandwidth_Bps=path.bandwidth_Bps,
-            setup_s=path.setup_s,
-            bound_s=min(plan.deadline_s, plan.max_freeze_s),
-            preset=facts.preset,
-            source_fingerprint=source.facts.fingerprint,
-            destination_fingerprint=destination.facts.fingerprint,
-            destination_presets=destination.facts.presets,
-            destination_free_bytes=_free_bytes(destination, held, now_s),
-            destination_has_id=destination.holds_as_its_own(row.session_id),
-            host_moves=tuple(
-                item.move for item in held if item.lease.receives and item.lease.host_id == destination.host_id
-            ),
-            receiver_cap=settings.receiver_cap,
-            mover_moves=tuple(
-                item.move for item in held if item.lease.receives and item.mover_id == destination.facts.mover_id
-            ),
-            mover_cap=to_mover.facts.max_receives if to_mover else 0,
-            peers=tuple(peers),
-            transport=transport,
-            transport_refusal=refusal,
-            patience_s=ask.patience_s,
-            silent_s=settings.silent_s,
-            silent_grace_s=settings.silent_grace_s,
-            heartbeat_s=settings.heartbeat_s,
-        )
-        route = None
-        if from_mover and to_mover:
-            route = Route(
-                from_mover.facts.mover_id, from_mover.facts.address, to_mover.facts.mover_id, to_mover.facts.address
-            )
-        return Decision(row, facts, source, destination, evaluate(question), plan, route)
+        return tuple(peers)
 
-    def _transport(self, wanted: str, source: Host, destination: Host) -> tuple[str, str]:
-        """The transport and why it cannot be, if it cannot."""
-        together = source.facts.mover_id == destination.facts.mover_id
-        movers = [self.fleet.mover(host.facts.mover_id) for host in (source, destination)]
-        offered = [mover.facts.transports for mover in movers if mover]
-        transport = wanted or ("local" if together and all("local" in names for names in offered) else "tcp")
-        if transport == "local" and not together:
-            apart = f"{source.facts.mover_id} and {destination.facts.mover_id}"
-            return transport, f"transport local needs both hosts beside one mover, not {apart}"
-        lacking = sorted(
-            {mover.facts.mover_id for mover in movers if mover and transport not in mover.facts.transports}
-        )
-        return transport, f"transport {transport!r} is not offered by {' and '.join(lacking)}" if lacking else ""
-
-    def _held(self) -> list[Held]:
-        """What the moves in flight hold at their destinations."""
-        unix_s, stalled, stall_s = time.time(), self.stalled(), self.settings.stall_s
-        found = []
-        for lease in self.journal.leases():
-            waits = lease.move_id in stalled
-            # What was silent for some time is looked at again after as long.
-            left_s = max(unix_s - lease.ends_s, stall_s) if waits else max(lease.ends_s - unix_s, _SOONEST_S)
-            mover_id = self.fleet.host(lease.host_id).facts.mover_id
-            found.append(Held(lease, mover_id, InFlight(lease.move_id, left_s, waits)))
-        return found
-
-    def _plan(self, facts: SessionFacts, transport: str) -> Plan:
+    def _bounds_s(self, facts: SessionFacts) -> tuple[float, float]:
+        """From freeze to commit, and the longest freeze."""
         settings, contract = self.settings, facts.descriptor.contract
-        large = facts.state_bytes >= settings.large_region_bytes
+        if contract.has_deadline:
+            return contract.horizon_s, contract.horizon_s + settings.grace_s
+        return settings.move_deadline_s, settings.max_freeze_s
+
+    def _plan(self, facts: SessionFacts, choice: Choice) -> Plan:
+        deadline_s, max_freeze_s = self._bounds_s(facts)
         return Plan(
-            transport=transport,
-            chunk_bytes=settings.large_chunk_bytes if large else settings.chunk_bytes,
-            streams=settings.streams,
-            placement=Placement.PIPELINED,
-            deadline_s=contract.horizon_s if contract.has_deadline else settings.move_deadline_s,
-            max_freeze_s=contract.horizon_s + settings.grace_s if contract.has_deadline else settings.max_freeze_s,
-            no_progress_s=settings.no_progress_s,
+            transport=choice.transport,
+            chunk_bytes=choice.chunk_bytes,
+            streams=choice.streams,
+            placement=choice.placement,
+            deadline_s=deadline_s,
+            max_freeze_s=max_freeze_s,
+            no_progress_s=self.settings.no_progress_s,
+            codec=choice.codec.name if choice.codec else RAW,
+            tail_bytes=choice.tail_bytes,
         )
 
 
-def _free_bytes(destination: Host, held: list[Held], now_s: float) -> int:
-    """Bytes free at the destination for one more session."""
-    unix_s, silent_s = time.time(), destination.silent_s(now_s)
-    # A lease younger than the host's last word is not in its free bytes yet.
-    unseen = sum(
-        item.lease.slot_bytes
-        for item in held
-        if item.lease.host_id == destination.host_id and unix_s - item.lease.begins_s < silent_s
-    )
-    return max(destination.status.free_bytes - unseen, 0)
+def _checksum(mover: Mover | None) -> Checksum | None:
+    """What a mover said of its verification lane; None if it did not."""
+    if mover is None or not (mover.facts.verify_Bps and mover.facts.verify_threads):
+        return None
+    return Checksum(mover.facts.verify_Bps, mover.facts.verify_threads)
 
 
 def known_session(journal: Journal, session_id: str) -> SessionRow:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from worldline.errors import BadRequest
 from worldline.manifest import Descriptor, Fingerprint
 from worldline.move import require_id
+from worldline.plan import Placement
 from worldline.v1 import admission_service_pb2 as pb
 from worldline.v1 import engine_host_service_pb2 as host_pb
 from worldline.wire import address_from, descriptor_from, fingerprint_from
@@ -41,7 +42,9 @@ class HostState(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class SessionFacts:
-    """A session as its host reports it: S and dirty bytes in bytes, `block_s` in seconds (0 before the first block)."""
+    """A session as its host reports it: S, dirty and cold bytes in bytes, `block_s` in seconds (0 before the first
+    block).
+    """
 
     descriptor: Descriptor
     state: HostState
@@ -49,6 +52,9 @@ class SessionFacts:
     state_bytes: int
     dirty_bytes_per_block: int
     block_s: float
+    cold_bytes: int = 0
+    next_block: int = 0
+    smoothed_Bps: float | None = None
 
     @property
     def preset(self) -> str:
@@ -57,7 +63,12 @@ class SessionFacts:
 
     @property
     def dirty_rate_Bps(self) -> float | None:
-        """D; None before the first block was timed."""
+        """D as it was over the last blocks, or in the last one; None before the first block was timed."""
+        return self.measured_Bps if self.smoothed_Bps is None else self.smoothed_Bps
+
+    @property
+    def measured_Bps(self) -> float | None:
+        """D in the last block, by the engine's own counters; None before the first block was timed."""
         return self.dirty_bytes_per_block / self.block_s if self.block_s > 0 else None
 
 
@@ -78,12 +89,19 @@ class HostFacts:
 
 @dataclass(frozen=True, slots=True)
 class MoverFacts:
-    """What a mover registered; `max_receives` is 0 if it did not tell."""
+    """What a mover registered; `max_receives`, the seconds of a retransmit freeze on rdma and the bytes/s and threads
+    of its verification lane are 0 where it did not tell.
+    """
 
     mover_id: str
     address: str
     transports: frozenset[str]
     max_receives: int
+    retransmit_floor_s: float = 0.0
+    verify_Bps: float = 0.0
+    verify_threads: int = 0
+    placements: frozenset[Placement] = frozenset({Placement.PIPELINED})
+    codecs: frozenset[str] = frozenset({"raw"})
 
 
 def session_from(message: host_pb.SessionInfo) -> SessionFacts:
@@ -105,6 +123,8 @@ def session_from(message: host_pb.SessionInfo) -> SessionFacts:
         message.state_bytes,
         message.dirty_bytes_per_block,
         message.block_s,
+        message.cold_bytes,
+        message.next_block,
     )
 
 
@@ -143,15 +163,31 @@ def host_from(message: pb.EngineHostRegistration) -> HostFacts:
 
 def mover_from(message: pb.MoverRegistration) -> MoverFacts:
     """From the wire. Raises BadRequest naming the field."""
-    if len(message.transports) > MAX_TRANSPORTS or any(not 0 < len(name) <= 32 for name in message.transports):
-        what = f"at most {MAX_TRANSPORTS} names of at most 32 characters"
-        raise BadRequest("the transports were refused", violations={"registration.transports": what})
+    for name, given in (("transports", message.transports), ("codecs", message.codecs)):
+        if len(given) > MAX_TRANSPORTS or any(not 0 < len(item) <= 32 for item in given):
+            what = f"at most {MAX_TRANSPORTS} names of at most 32 characters"
+            raise BadRequest(f"the {name} were refused", violations={f"registration.{name}": what})
+    for name in ("retransmit_floor_s", "verify_bytes_per_s"):
+        require_amount(getattr(message, name), f"registration.{name}")
+    known = {int(placement): placement for placement in Placement}
+    placements = frozenset(known[item] for item in message.placements if item in known)
     return MoverFacts(
         require_id(message.mover_id, "registration.mover_id"),
         address_from(message.address, "registration.address"),
         frozenset(message.transports),
         message.max_receives,
+        message.retransmit_floor_s,
+        message.verify_bytes_per_s,
+        message.verify_threads,
+        placements or frozenset({Placement.PIPELINED}),
+        frozenset(message.codecs) | {"raw"},
     )
+
+
+def require_amount(value: float, field: str) -> None:
+    """A finite number from 0 on. Raises BadRequest naming the field."""
+    if not math.isfinite(value) or value < 0:
+        raise BadRequest(f"{field} {value} was refused", violations={field: "a finite number from 0 on is needed"})
 
 
 def _require_number(number: int, field: str) -> None:

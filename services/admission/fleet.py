@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
+from admission.estimators import dirty_after
 from admission.facts import HostFacts, HostState, MoverFacts, SessionFacts, host_from, session_from, status_from
 from admission.journal import Journal
 from admission.journal_rows import SessionRow
@@ -72,6 +73,7 @@ class Fleet:
         self._movers: dict[str, Mover] = {}
         self._facts: dict[str, SessionFacts] = {}
         self._absences: dict[str, int] = {}
+        self._drained: set[str] = set()
         self._hosts: dict[str, Host] = {}
         for row in journal.hosts():
             message = pb.EngineHostRegistration.FromString(row.registration)
@@ -99,7 +101,8 @@ class Fleet:
             lost = self._journal.register_host(
                 facts.host_id, facts.incarnation, request.registration.SerializeToString()
             )
-            self._hosts[facts.host_id] = Host(facts, request.registration, request.status, False, self._clock())
+            status = self._told_to_drain(facts.host_id, request.status)
+            self._hosts[facts.host_id] = Host(facts, request.registration, status, False, self._clock())
             self._take(facts, request.status, sessions)
         return facts, lost
 
@@ -146,9 +149,37 @@ class Fleet:
             self._require_same_process(known, request.incarnation, request.instance_id, "")
             if known.heard_at_s == -math.inf:
                 return True, False
-            self._hosts[request.host_id] = replace(known, status=request.status, heard_at_s=self._clock())
+            status = self._told_to_drain(request.host_id, request.status)
+            self._hosts[request.host_id] = replace(known, status=status, heard_at_s=self._clock())
             self._take(known.facts, request.status, sessions)
         return False, False
+
+    def drain(self, host_id: str) -> None:
+        """The host takes no sessions any more, whatever it says of itself, until `undrain`."""
+        with self._lock:
+            self._drained.add(host_id)
+            known = self._hosts.get(host_id)
+            if known is not None:
+                self._hosts[host_id] = replace(known, status=self._told_to_drain(host_id, known.status))
+
+    def undrain(self, host_id: str) -> None:
+        """The host takes sessions again, if its next heartbeat does not say otherwise. Raises NotFound."""
+        with self._lock:
+            known = self.host(host_id)
+            self._drained.discard(host_id)
+            status = pb.EngineHostStatus()
+            status.CopyFrom(known.status)
+            status.draining = False
+            self._hosts[host_id] = replace(known, status=status)
+
+    def _told_to_drain(self, host_id: str, status: pb.EngineHostStatus) -> pb.EngineHostStatus:
+        """What a host says of itself, with an operator's word on top."""
+        if host_id not in self._drained or status.draining:
+            return status
+        told = pb.EngineHostStatus()
+        told.CopyFrom(status)
+        told.draining = True
+        return told
 
     @staticmethod
     def _require_current(known: Host, incarnation: int) -> None:
@@ -216,6 +247,11 @@ class Fleet:
         with self._lock:
             return sorted(self._hosts.values(), key=lambda host: host.host_id)
 
+    def any_order(self) -> list[Host]:
+        """All hosts, in no order: for those who ask often."""
+        with self._lock:
+            return list(self._hosts.values())
+
     def dead(self, host_id: str, incarnation: int) -> bool:
         """Whether that incarnation is proven dead."""
         with self._lock:
@@ -268,13 +304,23 @@ class Fleet:
                     )
                 )
             else:
-                self._facts[session_id] = facts
+                self._facts[session_id] = self._smoothed(self._facts.get(session_id), facts)
         refused = set(self._journal.adopt(new)) if new else set()
         for row in new:
             if row.session_id not in refused:
                 self._facts[row.session_id] = sessions[row.session_id]
         self._count_claims(host, refused)
         self._forget_absent(host, owned, sessions)
+
+    @staticmethod
+    def _smoothed(before: SessionFacts | None, facts: SessionFacts) -> SessionFacts:
+        """The facts with D as it was over the last blocks. A heartbeat that tells no new block teaches nothing."""
+        measured_Bps = facts.measured_Bps
+        if before is None or measured_Bps is None:
+            return replace(facts, smoothed_Bps=measured_Bps)
+        if facts.next_block == before.next_block:
+            return replace(facts, smoothed_Bps=before.dirty_rate_Bps)
+        return replace(facts, smoothed_Bps=dirty_after(before.dirty_rate_Bps, measured_Bps))
 
     def _count_claims(self, host: HostFacts, refused: set[str]) -> None:
         """Remember the sessions that a host has under the id of another host's, which it cannot stage."""
@@ -311,13 +357,17 @@ class Fleet:
         with self._lock:
             self._movers[facts.mover_id] = Mover(facts, self._clock())
 
-    def heartbeat_mover(self, mover_id: str) -> bool:
-        """A mover is alive. Returns whether it is unknown here."""
+    def heartbeat_mover(self, mover_id: str, verify_Bps: float = 0.0) -> bool:
+        """A mover is alive; `verify_Bps` is what its lane checked lately, 0 if it did not tell.
+
+        Returns whether it is unknown here.
+        """
         with self._lock:
             known = self._movers.get(mover_id)
             if known is None:
                 return True
-            self._movers[mover_id] = replace(known, heard_at_s=self._clock())
+            facts = replace(known.facts, verify_Bps=verify_Bps) if verify_Bps else known.facts
+            self._movers[mover_id] = Mover(facts, self._clock())
         return False
 
     def mover(self, mover_id: str) -> Mover | None:

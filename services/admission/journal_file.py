@@ -8,54 +8,71 @@ import sqlite3
 from contextlib import suppress
 from pathlib import Path
 
-from admission.journal_schema import SCHEMA
+from admission.journal_database import Connection, failed, open_sqlite
 from worldline.errors import Unavailable
+
+# A log of less is left alone.
+_CHECKPOINT_BYTES = 1 << 20
 
 
 class JournalFile:
-    """The open database `db`, and the lock beside it.
+    """The open file: a connection that writes, one that reads beside it, one that keeps the log short, and the lock.
 
     Raises:
         Unavailable: JOURNAL_HELD if another process has it, JOURNAL_FAILED if it cannot be opened.
     """
 
     def __init__(self, path: Path) -> None:
+        self.path = path
         self._lock = -1
+        self._opened: list[Connection] = []
         try:
             self._lock = os.open(path.with_name(path.name + ".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            self._hold(path)
+            self._hold()
             _keep_private(path)
-            self.db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-            self.db.execute("PRAGMA journal_mode=WAL")
-            self.db.execute("PRAGMA synchronous=FULL")
-            self.db.executescript(SCHEMA)
+            self.writer = self._open()
+            self.reader = self._open(reads_only=True)
+            self.keeper = self._open()
         except (OSError, sqlite3.Error) as error:
-            self._let_go()
-            raise Unavailable(
+            self.close()
+            raise failed(
                 f"the journal {path} cannot be opened: {error}; its folder must exist, and this process must be "
-                "allowed to write there",
-                reason="JOURNAL_FAILED",
+                "allowed to write there"
             ) from None
         except BaseException:
-            self._let_go()
+            self.close()
             raise
 
-    def _hold(self, path: Path) -> None:
+    def _open(self, *, reads_only: bool = False) -> Connection:
+        self._opened.append(open_sqlite(self.path, reads_only=reads_only))
+        return self._opened[-1]
+
+    def _hold(self) -> None:
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise Unavailable(
-                f"the journal {path} is held by another admission process; stop it first", reason="JOURNAL_HELD"
+                f"the journal {self.path} is held by another admission process; stop it first", reason="JOURNAL_HELD"
             ) from None
 
-    def _let_go(self) -> None:
-        if self._lock >= 0:
-            os.close(self._lock)
+    def checkpoint(self) -> None:
+        """Copy what the log holds into the file; nobody who reads or writes waits for it. Raises Unavailable."""
+        if self._log_bytes() >= _CHECKPOINT_BYTES:
+            self.keeper.execute("PRAGMA wal_checkpoint(PASSIVE)")
+
+    def _log_bytes(self) -> int:
+        try:
+            return self.path.with_name(f"{self.path.name}-wal").stat().st_size
+        except FileNotFoundError:
+            return 0
 
     def close(self) -> None:
         """Close; the lock is let go."""
-        self.db.close()
-        self._let_go()
+        for connection in self._opened:
+            connection.close()
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
 
 
 def _keep_private(path: Path) -> None:

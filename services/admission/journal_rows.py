@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
+from admission.estimators import EstimateRow
+from admission.journal_database import Cell, Row
 from admission.machine import EventKind, Phase, State, Transition
 from admission.record import MoveRecord, move_to
 from admission.rules import Mode
@@ -40,6 +42,7 @@ class Lease:
     """What a move holds at its destination; Unix seconds.
 
     `receives`: it takes one of the receiver's places. A move that is being given up only holds its bytes.
+    `mover_id`: the mover that the bytes come in through; "" if it is not known.
     """
 
     move_id: str
@@ -48,18 +51,15 @@ class Lease:
     begins_s: float
     ends_s: float
     receives: bool = True
+    mover_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class PathRow:
-    """What was measured of a path."""
+class Caps:
+    """How many moves may come in at once, into a lease's engine host and through its mover; 0 is no bound."""
 
-    source_mover: str
-    destination_mover: str
-    transport: str
-    bandwidth_Bps: float
-    setup_s: float
-    moves: int
+    receiver: int = 0
+    mover: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,54 +72,79 @@ class PlacementRow:
     incarnation: int
 
 
-MOVE_COLUMNS = (
+SESSION_COLUMNS = ("session_id", "host_id", "incarnation", "epoch", "lost", "move_id", "info")
+
+# What of a move is written once, and what at each transition.
+_FIXED = (
     "move_id",
     "request_id",
     "request_digest",
     "session_id",
-    "phase",
-    "closed",
-    "source_dead",
-    "destination_dead",
     "source_incarnation",
     "source_address",
     "destination_incarnation",
     "destination_address",
-    "grant_token",
     "traceparent",
     "move",
+    "receipts",
 )
+_CHANGING = ("phase", "closed", "source_dead", "destination_dead", "grant_token", "progress")
+MOVE_COLUMNS = (*_FIXED, *_CHANGING)
 
-Cell = str | int | float | bytes
-Row = tuple[Cell, ...]
+
+def fixed_cells(record: MoveRecord) -> dict[str, Cell]:
+    """The cells of a new move that stay as they are. `receipts` come later, by `receipts_cell`."""
+    return {
+        "move_id": record.move_id,
+        "request_id": record.request_id,
+        "request_digest": record.request_digest,
+        "session_id": record.session_id,
+        "source_incarnation": record.source.incarnation,
+        "source_address": record.source.address,
+        "destination_incarnation": record.destination.incarnation,
+        "destination_address": record.destination.address,
+        "traceparent": record.traceparent,
+        "move": move_to(record, brief=True).SerializeToString(),
+        "receipts": b"",
+    }
 
 
-def move_to_row(record: MoveRecord) -> Row:
-    """The cells of `MOVE_COLUMNS`; transitions have their own table."""
-    message = move_to(replace(record, transitions=()))
-    return (
-        record.move_id,
-        record.request_id,
-        record.request_digest,
-        record.session_id,
-        int(record.phase),
-        int(record.phase.closed),
-        int(record.state.source_dead),
-        int(record.state.destination_dead),
-        record.source.incarnation,
-        record.source.address,
-        record.destination.incarnation,
-        record.destination.address,
-        record.grant,
-        record.traceparent,
-        message.SerializeToString(),
+def receipts_cell(record: MoveRecord) -> bytes:
+    """Both receipts, as they follow `move`."""
+    message = move_pb2.Move()
+    if record.source_receipt is not None:
+        message.source_receipt.CopyFrom(wire.receipt_to(record.source_receipt))
+    if record.destination_receipt is not None:
+        message.destination_receipt.CopyFrom(wire.receipt_to(record.destination_receipt))
+    return message.SerializeToString()
+
+
+def changing_cells(record: MoveRecord) -> dict[str, Cell]:
+    """The cells that a transition changes."""
+    # Read after `move`: what is set here counts. None of it ever goes back to nothing.
+    progress = move_pb2.Move(
+        stages=wire.stages_to(record.stages),
+        reason=record.state.reason,
+        message=record.state.message,
+        landed_bytes=record.landed_bytes,
+        retried_chunks=record.retried_chunks,
+        stage=record.stage,
+        wire_at_s=record.wire_at_s,
     )
+    return {
+        "phase": int(record.phase),
+        "closed": int(record.phase.closed),
+        "source_dead": int(record.state.source_dead),
+        "destination_dead": int(record.state.destination_dead),
+        "grant_token": record.grant,
+        "progress": progress.SerializeToString(),
+    }
 
 
-def move_from_row(row: tuple, transitions: tuple[Transition, ...]) -> MoveRecord:  # type: ignore[type-arg]
+def move_from_row(row: Row, transitions: tuple[Transition, ...]) -> MoveRecord:
     """The record of (sequence, *MOVE_COLUMNS)."""
     cells = dict(zip(("sequence", *MOVE_COLUMNS), row, strict=True))
-    message = move_pb2.Move.FromString(cells["move"])
+    message = move_pb2.Move.FromString(cells["move"] + cells["receipts"] + cells["progress"])
     has = message.HasField
     return MoveRecord(
         move_id=cells["move_id"],
@@ -157,10 +182,28 @@ def move_from_row(row: tuple, transitions: tuple[Transition, ...]) -> MoveRecord
         stalled=message.stalled,
         landed_bytes=message.landed_bytes,
         retried_chunks=message.retried_chunks,
+        decided_at_s=message.decided_at_s,
+        wire_at_s=message.wire_at_s,
     )
 
 
-def session_from_row(row: tuple[str, str, int, int, int, str, bytes]) -> SessionRow:
+def estimate_cells(row: EstimateRow) -> dict[str, Cell]:
+    """The cells of a row of `estimates`."""
+    return {
+        "source_mover": row.source_mover,
+        "destination_mover": row.destination_mover,
+        "idiom": row.idiom,
+        "quantity": row.quantity,
+        "mean": row.mean,
+        "deviation": row.deviation,
+        "weight": row.weight,
+        "suspect_mean": row.suspect_mean,
+        "suspects": row.suspects,
+        "sampled_at_s": row.sampled_at_s,
+    }
+
+
+def session_from_row(row: Row) -> SessionRow:
     """The value of a row of `sessions`."""
     session_id, host_id, incarnation, epoch, lost, move_id, info = row
     return SessionRow(session_id, host_id, incarnation, epoch, bool(lost), move_id, info)

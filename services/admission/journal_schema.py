@@ -1,37 +1,174 @@
-"""The tables of the journal."""
+"""The tables of the journal, the same on SQLite and on PostgreSQL."""
 
 from __future__ import annotations
 
-SCHEMA = """
-CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value INTEGER NOT NULL);
-CREATE TABLE IF NOT EXISTS hosts (
-    host_id TEXT PRIMARY KEY, incarnation INTEGER NOT NULL, fenced INTEGER NOT NULL, fence_reason TEXT NOT NULL,
-    registration BLOB NOT NULL);
-CREATE TABLE IF NOT EXISTS sessions (
-    session_id TEXT PRIMARY KEY, host_id TEXT NOT NULL, incarnation INTEGER NOT NULL, epoch INTEGER NOT NULL,
-    lost INTEGER NOT NULL, move_id TEXT NOT NULL, info BLOB NOT NULL);
-CREATE INDEX IF NOT EXISTS sessions_by_host ON sessions (host_id);
-CREATE INDEX IF NOT EXISTS sessions_lost ON sessions (lost) WHERE lost > 0;
-CREATE TABLE IF NOT EXISTS moves (
-    sequence INTEGER PRIMARY KEY AUTOINCREMENT, move_id TEXT UNIQUE NOT NULL, request_id TEXT UNIQUE NOT NULL,
-    request_digest BLOB NOT NULL, session_id TEXT NOT NULL, phase INTEGER NOT NULL, closed INTEGER NOT NULL,
-    source_dead INTEGER NOT NULL, destination_dead INTEGER NOT NULL,
-    source_incarnation INTEGER NOT NULL, source_address TEXT NOT NULL,
-    destination_incarnation INTEGER NOT NULL, destination_address TEXT NOT NULL,
-    grant_token BLOB NOT NULL, traceparent TEXT NOT NULL, move BLOB NOT NULL);
-CREATE INDEX IF NOT EXISTS moves_by_session ON moves (session_id, sequence);
-CREATE INDEX IF NOT EXISTS moves_open ON moves (closed) WHERE closed = 0;
-CREATE TABLE IF NOT EXISTS transitions (
-    move_id TEXT NOT NULL, line INTEGER NOT NULL, at_s REAL NOT NULL, before INTEGER NOT NULL, event TEXT NOT NULL,
-    after INTEGER NOT NULL, effects TEXT NOT NULL, PRIMARY KEY (move_id, line)) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS leases (
-    move_id TEXT PRIMARY KEY, host_id TEXT NOT NULL, slot_bytes INTEGER NOT NULL, begins_s REAL NOT NULL,
-    ends_s REAL NOT NULL);
-CREATE TABLE IF NOT EXISTS placements (
-    sequence INTEGER PRIMARY KEY AUTOINCREMENT, request_id TEXT UNIQUE NOT NULL, request_digest BLOB NOT NULL,
-    host_id TEXT NOT NULL, incarnation INTEGER NOT NULL);
-CREATE TABLE IF NOT EXISTS profile (
-    source_mover TEXT NOT NULL, destination_mover TEXT NOT NULL, transport TEXT NOT NULL,
-    bandwidth_Bps REAL NOT NULL, setup_s REAL NOT NULL, moves INTEGER NOT NULL,
-    PRIMARY KEY (source_mover, destination_mover, transport));
-"""
+from sqlalchemy import BigInteger, Column, Double, Identity, Index, Integer, LargeBinary, MetaData, Table, Text, text
+
+# Raised with each change of the tables; journal_migrations.py brings older journals up to it.
+VERSION = 2
+
+TABLES = MetaData()
+# Numbered by the database in the order of insertion. Only INTEGER names SQLite's own row number.
+_NUMBERED = BigInteger().with_variant(Integer, "sqlite")
+
+
+SCHEMA_VERSION = Table("schema_version", TABLES, Column("version", Integer, primary_key=True))
+
+# One row: who leads. `beat` rises while the holder lives; each holder has its own term.
+LEADERSHIP = Table(
+    "leadership",
+    TABLES,
+    Column("id", Integer, primary_key=True, autoincrement=False),
+    Column("term", BigInteger, nullable=False),
+    Column("holder", Text, nullable=False),
+    Column("address", Text, nullable=False),
+    Column("beat", BigInteger, nullable=False),
+)
+
+HOSTS = Table(
+    "hosts",
+    TABLES,
+    Column("host_id", Text, primary_key=True),
+    Column("incarnation", BigInteger, nullable=False),
+    Column("fenced", Integer, nullable=False),
+    Column("fence_reason", Text, nullable=False),
+    Column("registration", LargeBinary, nullable=False),
+)
+
+# `lost` is 0, or the number of the loss, so that the oldest can be let go.
+SESSIONS = Table(
+    "sessions",
+    TABLES,
+    Column("session_id", Text, primary_key=True),
+    Column("host_id", Text, nullable=False),
+    Column("incarnation", BigInteger, nullable=False),
+    Column("epoch", BigInteger, nullable=False),
+    Column("lost", BigInteger, nullable=False),
+    Column("move_id", Text, nullable=False),
+    Column("info", LargeBinary, nullable=False),
+)
+Index("sessions_by_host", SESSIONS.c.host_id)
+Index("sessions_lost", SESSIONS.c.lost, sqlite_where=text("lost > 0"), postgresql_where=text("lost > 0"))
+
+# A Move message in three parts, which read one after the other are the whole: `move` is written once, `receipts` once
+# both are there, `progress` at each transition.
+MOVES = Table(
+    "moves",
+    TABLES,
+    Column("sequence", _NUMBERED, Identity(), primary_key=True),
+    Column("move_id", Text, unique=True, nullable=False),
+    Column("request_id", Text, unique=True, nullable=False),
+    Column("request_digest", LargeBinary, nullable=False),
+    Column("session_id", Text, nullable=False),
+    Column("phase", Integer, nullable=False),
+    Column("closed", Integer, nullable=False),
+    Column("source_dead", Integer, nullable=False),
+    Column("destination_dead", Integer, nullable=False),
+    Column("source_incarnation", BigInteger, nullable=False),
+    Column("source_address", Text, nullable=False),
+    Column("destination_incarnation", BigInteger, nullable=False),
+    Column("destination_address", Text, nullable=False),
+    Column("grant_token", LargeBinary, nullable=False),
+    Column("traceparent", Text, nullable=False),
+    Column("move", LargeBinary, nullable=False),
+    Column("receipts", LargeBinary, nullable=False),
+    Column("progress", LargeBinary, nullable=False),
+    sqlite_autoincrement=True,
+)
+Index("moves_by_session", MOVES.c.session_id, MOVES.c.sequence)
+Index("moves_open", MOVES.c.closed, sqlite_where=text("closed = 0"), postgresql_where=text("closed = 0"))
+
+TRANSITIONS = Table(
+    "transitions",
+    TABLES,
+    Column("move_id", Text, primary_key=True),
+    Column("line", Integer, primary_key=True, autoincrement=False),
+    Column("at_s", Double, nullable=False),
+    Column("before", Integer, nullable=False),
+    Column("event", Text, nullable=False),
+    Column("after", Integer, nullable=False),
+    Column("effects", Text, nullable=False),
+    sqlite_with_rowid=False,
+)
+
+LEASES = Table(
+    "leases",
+    TABLES,
+    Column("move_id", Text, primary_key=True),
+    Column("host_id", Text, nullable=False),
+    Column("mover_id", Text, nullable=False),
+    Column("slot_bytes", BigInteger, nullable=False),
+    Column("begins_s", Double, nullable=False),
+    Column("ends_s", Double, nullable=False),
+)
+
+PLACEMENTS = Table(
+    "placements",
+    TABLES,
+    Column("sequence", _NUMBERED, Identity(), primary_key=True),
+    Column("request_id", Text, unique=True, nullable=False),
+    Column("request_digest", LargeBinary, nullable=False),
+    Column("host_id", Text, nullable=False),
+    Column("incarnation", BigInteger, nullable=False),
+    sqlite_autoincrement=True,
+)
+
+ESTIMATES = Table(
+    "estimates",
+    TABLES,
+    Column("source_mover", Text, primary_key=True),
+    Column("destination_mover", Text, primary_key=True),
+    Column("idiom", Text, primary_key=True),
+    Column("quantity", Text, primary_key=True),
+    Column("mean", Double, nullable=False),
+    Column("deviation", Double, nullable=False),
+    Column("weight", Double, nullable=False),
+    Column("suspect_mean", Double, nullable=False),
+    Column("suspects", Integer, nullable=False),
+    Column("sampled_at_s", Double, nullable=False),
+    sqlite_with_rowid=False,
+)
+
+SCHEDULES = Table(
+    "schedules",
+    TABLES,
+    Column("sequence", _NUMBERED, Identity(), primary_key=True),
+    Column("schedule_id", Text, unique=True, nullable=False),
+    Column("request_id", Text, unique=True, nullable=False),
+    Column("request_digest", LargeBinary, nullable=False),
+    Column("host_id", Text, nullable=False),
+    Column("state", Integer, nullable=False),
+    Column("patience_s", Double, nullable=False),
+    Column("created_at_s", Double, nullable=False),
+    Column("closed_at_s", Double, nullable=False),
+    Column("predicted_s", Double, nullable=False),
+    sqlite_autoincrement=True,
+)
+Index("schedules_open", SCHEDULES.c.state, sqlite_where=text("state = 1"), postgresql_where=text("state = 1"))
+
+STEPS = Table(
+    "steps",
+    TABLES,
+    Column("schedule_id", Text, primary_key=True),
+    Column("line", Integer, primary_key=True, autoincrement=False),
+    Column("session_id", Text, nullable=False),
+    Column("source_host_id", Text, nullable=False),
+    Column("destination_host_id", Text, nullable=False),
+    Column("pinned", Integer, nullable=False),
+    Column("round", Integer, nullable=False),
+    Column("attempt", Integer, nullable=False),
+    Column("state", Integer, nullable=False),
+    Column("move_id", Text, nullable=False),
+    Column("predicted_s", Double, nullable=False),
+    Column("reason", Text, nullable=False),
+    Column("message", Text, nullable=False),
+    sqlite_with_rowid=False,
+)
+
+DRAINS = Table(
+    "drains",
+    TABLES,
+    Column("host_id", Text, primary_key=True),
+    Column("since_s", Double, nullable=False),
+    Column("schedule_id", Text, nullable=False),
+)

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
-from dataclasses import dataclass
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 
 from admission.decision import lost_session
 from admission.fleet import Fleet, Host
 from admission.journal import Journal
-from admission.journal_rows import PlacementRow
+from admission.journal_rows import Lease, PlacementRow
+from admission.offers import Pins, paths_between
+from admission.profile import Profile
 from admission.settings import AdmissionSettings
+from admission.spread import Candidate, ordered
 from worldline import rpc
 from worldline.canonical import digest
 from worldline.errors import BadRequest, Exhausted, NotFound, Unavailable
@@ -17,15 +24,57 @@ from worldline.v1 import admission_service_pb2 as pb
 from worldline.v1 import engine_host_service_pb2 as host_pb
 from worldline.v1 import engine_host_service_pb2_grpc as host_grpc
 
+# Paths that are looked at for each host: those to the hosts with most room, where its sessions would go.
+_PATHS = 4
+
+
+class Arrivals:
+    """Sessions that are being created, and those that their host's last word cannot have in it yet."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._creating: Counter[str] = Counter()
+        self._created: dict[str, list[tuple[float, int]]] = {}  # host -> (when, bytes)
+
+    @contextmanager
+    def creating(self, host_id: str) -> Iterator[None]:
+        """While a session is being created there."""
+        with self._lock:
+            self._creating[host_id] += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._creating[host_id] -= 1
+
+    def created(self, host_id: str, now_s: float, state_bytes: int) -> None:
+        """A session of that size was created there."""
+        with self._lock:
+            self._created.setdefault(host_id, []).append((now_s, state_bytes))
+
+    def being_created(self, host_id: str) -> int:
+        """Sessions that are being created there now."""
+        with self._lock:
+            return self._creating[host_id]
+
+    def unseen_bytes(self, host_id: str, heard_at_s: float) -> int:
+        """Bytes of the sessions that were created there since the host was heard."""
+        with self._lock:
+            unseen = [item for item in self._created.get(host_id, ()) if item[0] >= heard_at_s]
+            self._created[host_id] = unseen
+            return sum(state_bytes for _, state_bytes in unseen)
+
 
 @dataclass(frozen=True, slots=True)
 class Placer:
-    """Creates sessions on the host with the most room."""
+    """Creates sessions where there is room for them, and a way out."""
 
     journal: Journal
     fleet: Fleet
+    profile: Profile
     settings: AdmissionSettings
     channels: rpc.Channels
+    arrivals: Arrivals = field(default_factory=Arrivals)
 
     def place(self, request: pb.PlaceSessionRequest, budget_s: float) -> pb.PlaceSessionResponse:
         """Create the session, or answer as before to the same request.
@@ -50,11 +99,19 @@ class Placer:
     def _create_on(
         self, host: Host, request: pb.PlaceSessionRequest, digested: bytes, budget_s: float
     ) -> pb.PlaceSessionResponse:
-        self.journal.place(PlacementRow(request.request_id, digested, host.host_id, host.facts.incarnation))
-        return self._create(host, request, budget_s)
+        # A drain marks its host first and waits for what is being created then: looking again inside leaves no gap.
+        with self.arrivals.creating(host.host_id):
+            if self.fleet.host(host.host_id).status.draining:
+                raise Exhausted(
+                    f"host {host.host_id} began to drain while it was chosen; ask again",
+                    reason="DRAINING",
+                    retry_after_s=self.settings.heartbeat_s,
+                )
+            self.journal.place(PlacementRow(request.request_id, digested, host.host_id, host.facts.incarnation))
+            return self._create(host, request, budget_s)
 
     def _candidates(self, request: pb.PlaceSessionRequest) -> list[Host]:
-        """Hosts that may take the session, most free bytes first; at least one."""
+        """Hosts that may take the session, the best first; at least one."""
         wanted = f"{request.engine}/{request.preset}"
         hosts = [self.fleet.host(request.host_id)] if request.host_id else self.fleet.hosts()
         if not hosts:
@@ -79,7 +136,33 @@ class Placer:
                 reason="NO_READY_HOST",
                 retry_after_s=self.settings.heartbeat_s,
             )
-        return sorted(ready, key=lambda host: (-host.status.free_bytes, host.host_id))
+        if len(ready) == 1:
+            return ready
+        by_id, leases = {host.host_id: host for host in ready}, self.journal.leases()
+        candidates = [self._candidate(host, self._egress_Bps(host, ready), leases) for host in ready]
+        return [by_id[item.host_id] for item in ordered(candidates)]
+
+    def _candidate(self, host: Host, egress_Bps: float, leases: list[Lease]) -> Candidate:
+        unix_s, silent_s = time.time(), host.silent_s(self.fleet.now_s())
+        here = [lease for lease in leases if lease.host_id == host.host_id]
+        # A lease younger than the host's last word is not in its free bytes yet.
+        taken_bytes = sum(lease.slot_bytes for lease in here if unix_s - lease.begins_s < silent_s)
+        taken_bytes += self.arrivals.unseen_bytes(host.host_id, host.heard_at_s)
+        receiving = sum(lease.receives for lease in here) + self.arrivals.being_created(host.host_id)
+        free_bytes = max(host.status.free_bytes - taken_bytes, 0)
+        return Candidate(host.host_id, free_bytes, host.status.warm_bytes, egress_Bps, receiving)
+
+    def _egress_Bps(self, host: Host, ready: list[Host]) -> float:
+        """The best path out of a host to one that could go on with its sessions; 0 if there is none."""
+        twins = [other for other in ready if other is not host and other.facts.fingerprint == host.facts.fingerprint]
+        twins.sort(key=lambda other: (-other.status.free_bytes, other.host_id))
+        found = 0.0
+        for twin in twins[:_PATHS]:
+            known = [self.fleet.mover(mover_id) for mover_id in (host.facts.mover_id, twin.facts.mover_id)]
+            movers = tuple(mover.facts for mover in known if mover)
+            paths = paths_between(self.profile, host.facts.mover_id, twin.facts.mover_id, movers, Pins())
+            found = max([found, *(path.bandwidth_Bps for path in paths if not path.refusal)])
+        return found
 
     def _create(self, host: Host, request: pb.PlaceSessionRequest, budget_s: float) -> pb.PlaceSessionResponse:
         asked = host_pb.CreateSessionRequest(
@@ -93,6 +176,7 @@ class Placer:
         with rpc.calling(f"host {host.host_id}"):
             made = stub.CreateSession(asked, timeout=min(budget_s, self.settings.create_timeout_s))
         facts = self.fleet.placed(host.host_id, host.facts.incarnation, made.session)
+        self.arrivals.created(host.host_id, self.fleet.now_s(), facts.state_bytes)
         session_id = facts.descriptor.session_id
         row = self.journal.session(session_id)
         if row is not None and row.lost:
@@ -120,7 +204,9 @@ def is_ready(host: Host, now_s: float, silent_s: float) -> bool:
     return not host.fenced and not host.status.draining and host.silent_s(now_s) <= silent_s
 
 
-def request_digest(request: pb.PlaceSessionRequest | pb.RequestMoveRequest) -> bytes:
+def request_digest(
+    request: pb.PlaceSessionRequest | pb.RequestMoveRequest | pb.DrainRequest | pb.PlanRequest,
+) -> bytes:
     """What makes two requests of one id the same."""
     return digest(type(request).__name__, request.SerializeToString(deterministic=True))
 

@@ -1,56 +1,93 @@
-"""What the deployment's own moves measured of each path: bandwidth B and the fixed seconds of a move."""
+"""The fleet's measured paths, shared by its threads: what the rules are told of a path, and how it learns."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
-from admission.journal_rows import PathRow
+from admission.estimators import EstimateRow, PathEstimate, PathKey, estimates_from, idiom, rows_of
 from worldline.move import StageTimes
-
-# A move of a small state measures its fixed cost, not the path's bandwidth.
-BANDWIDTH_SAMPLE_BYTES = 64 << 20
-_OLDEST_WEIGHT = 0.2
+from worldline.plan import Placement, Plan
 
 
 @dataclass(frozen=True, slots=True)
-class Prior:
-    """What is assumed of a path before a move was measured on it."""
+class MeasuredPath:
+    """A path as it is known now. `bandwidth_Bps` and `setup_s` are the bounds that the rules use: hardly a move is
+    slower. The `fair_` ones are averages, for reports; `samples` is how many they stand on, 0 for a prior.
+    """
 
     bandwidth_Bps: float
     setup_s: float
+    fair_bandwidth_Bps: float
+    fair_setup_s: float
+    fair_reserve_s: float
+    samples: float
 
 
 class Profile:
-    """Measured paths by (source mover, destination mover, transport)."""
+    """Estimates by path and idiom."""
 
-    def __init__(self, prior: Prior, rows: Sequence[PathRow]) -> None:
+    def __init__(
+        self,
+        prior: PathEstimate,
+        rows: Sequence[EstimateRow],
+        half_life_s: float,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """`half_life_s`: seconds in which confidence in what was not seen again halves. `clock` is Unix time."""
         self._prior = prior
+        self._half_life_s = half_life_s
+        self._clock = clock
         self._lock = threading.Lock()
-        self._paths = {(row.source_mover, row.destination_mover, row.transport): row for row in rows}
+        self._paths = estimates_from(rows, prior)
 
-    def path(self, source_mover: str, destination_mover: str, transport: str) -> PathRow:
+    def path(
+        self,
+        source_mover: str,
+        destination_mover: str,
+        transport: str,
+        placement: Placement = Placement.PIPELINED,
+        codec: str = "raw",
+    ) -> MeasuredPath:
         """The path as measured so far, or the prior."""
+        found = self._estimate(PathKey(source_mover, destination_mover, idiom(transport, placement, codec)))
+        now_s = self._clock()
+        return MeasuredPath(
+            1 / found.pace.bound(now_s, self._half_life_s),
+            found.setup.bound(now_s, self._half_life_s),
+            1 / found.pace.mean,
+            found.setup.mean,
+            found.reserve.mean,
+            found.setup.weight,
+        )
+
+    def after(
+        self, source_mover: str, destination_mover: str, plan: Plan, state_bytes: int, stages: StageTimes
+    ) -> tuple[EstimateRow, ...]:
+        """The path after one more completed move, as rows to keep; `keep` takes them over."""
+        key = PathKey(source_mover, destination_mover, idiom(plan.transport, plan.placement, plan.codec))
+        return rows_of(key, self._estimate(key).after(state_bytes, stages, self._clock(), self._half_life_s))
+
+    def probed(self, key: PathKey, pace_s_per_byte: float) -> tuple[EstimateRow, ...]:
+        """The path after a probe, as rows to keep; `keep` takes them over."""
+        return rows_of(key, self._estimate(key).probed(pace_s_per_byte, self._clock(), self._half_life_s))
+
+    def keep(self, rows: Sequence[EstimateRow]) -> None:
+        """Take over rows that were kept."""
         with self._lock:
-            return self._paths.get((source_mover, destination_mover, transport)) or PathRow(
-                source_mover, destination_mover, transport, self._prior.bandwidth_Bps, self._prior.setup_s, 0
-            )
+            self._paths |= estimates_from(rows, self._prior)
 
-    def keep(self, row: PathRow) -> None:
-        """Take over a path that was journaled."""
+    def idle(self, seconds: float) -> list[PathKey]:
+        """Paths that were measured once, but not in the last `seconds`; the longest unseen first."""
+        now_s = self._clock()
         with self._lock:
-            self._paths[row.source_mover, row.destination_mover, row.transport] = row
+            seen = {
+                key: estimate.pace.sampled_at_s or estimate.setup.sampled_at_s for key, estimate in self._paths.items()
+            }
+        return sorted((key for key, at_s in seen.items() if now_s - at_s >= seconds), key=lambda key: seen[key])
 
-
-def measured(path: PathRow, state_bytes: int, stages: StageTimes) -> PathRow:
-    """The path after one more completed move: the prior counts as one sample, old ones fade (EWMA)."""
-    weight = max(1 / (path.moves + 2), _OLDEST_WEIGHT)
-    carried_s = stages.wire_s + stages.verify_s
-    bandwidth_Bps = path.bandwidth_Bps
-    if state_bytes >= BANDWIDTH_SAMPLE_BYTES and carried_s > 0:
-        bandwidth_Bps += weight * (state_bytes / carried_s - bandwidth_Bps)
-    else:
-        carried_s = state_bytes / bandwidth_Bps
-    setup_s = path.setup_s + weight * (max(stages.downtime_s - carried_s, 0.0) - path.setup_s)
-    return replace(path, bandwidth_Bps=bandwidth_Bps, setup_s=setup_s, moves=path.moves + 1)
+    def _estimate(self, key: PathKey) -> PathEstimate:
+        with self._lock:
+            return self._paths.get(key, self._prior)

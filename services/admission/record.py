@@ -19,7 +19,8 @@ from worldline.verdict import Verdict
 class MoveRecord:
     """One move. `source` and `destination` are pinned to the incarnations it began with; `sequence` orders moves.
 
-    `stage`, `stalled`, bytes and retries are progress: they are not journaled at each change.
+    `stage`, `stalled`, bytes and retries are progress: they are not journaled at each change. `decided_at_s` and
+    `wire_at_s` (0 before its bytes were on the wire) are Unix seconds: the gap between them is what a decision waits.
     """
 
     move_id: str
@@ -47,6 +48,8 @@ class MoveRecord:
     stalled: bool = False
     landed_bytes: int = 0
     retried_chunks: int = 0
+    decided_at_s: float = 0.0
+    wire_at_s: float = 0.0
 
     @property
     def phase(self) -> Phase:
@@ -77,6 +80,8 @@ def move_to(record: MoveRecord, *, brief: bool = False) -> move_pb2.Move:
         requested_at_s=record.requested_at_s,
         mode=int(record.mode),  # type: ignore[arg-type]
         stage=record.stage,
+        decided_at_s=record.decided_at_s,
+        wire_at_s=record.wire_at_s,
     )
     if brief:
         return message

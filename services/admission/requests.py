@@ -5,18 +5,22 @@ from __future__ import annotations
 import base64
 import binascii
 import math
+from collections import Counter
 
 from admission.decision import Ask
 from admission.holds import require_known
+from admission.planning import Wish
 from admission.rules import Mode
 from worldline import wire
 from worldline.contract import MAX_HORIZON_S
 from worldline.errors import BadRequest, NotAllowed
 from worldline.move import Fault, require_id, require_uuid
+from worldline.plan import CODECS, Placement
 from worldline.v1 import admission_service_pb2 as pb
 from worldline.v1 import move_pb2
 
 DEFAULT_PAGE, MAX_PAGE = 100, 1_000
+DEFAULT_PATIENCE_S, MAX_PLANNED = 30.0, 1_000
 
 
 def ask_from(request: pb.RequestMoveRequest | pb.EvaluateMoveRequest) -> Ask:
@@ -28,13 +32,52 @@ def ask_from(request: pb.RequestMoveRequest | pb.EvaluateMoveRequest) -> Ask:
         raise BadRequest(f"patience_s {request.patience_s} is refused: {what}", violations={"patience_s": what})
     if len(request.transport) > 32:
         raise BadRequest("transport is no transport's name", violations={"transport": "at most 32 characters"})
+    if request.placement not in (0, *Placement):
+        what = f"one of {', '.join(item.name for item in Placement)} is needed"
+        raise BadRequest(f"placement {request.placement} is unknown", violations={"placement": what})
+    if request.codec not in ("", *CODECS):
+        what = f"one of {', '.join(CODECS)} is needed"
+        raise BadRequest(f"codec {request.codec[:32]!r} is not built in: {what}", violations={"codec": what})
     return Ask(
         require_id(request.session_id, "session_id"),
         require_id(request.destination_host_id, "destination_host_id") if request.destination_host_id else "",
         Mode(request.mode or Mode.FROZEN),
         request.patience_s,
         request.transport,
+        Placement(request.placement) if request.placement else None,
+        request.codec,
     )
+
+
+def schedule_patience_s(given: float) -> float:
+    """How long a step of a schedule may wait, in seconds. Raises BadRequest."""
+    if not math.isfinite(given) or not 0 <= given <= MAX_HORIZON_S:
+        what = f"a number of seconds from 0 to {MAX_HORIZON_S:.0f} is needed"
+        raise BadRequest(f"patience_s {given} is refused: {what}", violations={"patience_s": what})
+    return given or DEFAULT_PATIENCE_S
+
+
+def wishes_from(request: pb.PlanRequest) -> list[Wish]:
+    """The moves that are asked for. Raises BadRequest naming the field."""
+    if not 0 < len(request.moves) <= MAX_PLANNED:
+        what = f"1 to {MAX_PLANNED} are needed"
+        raise BadRequest(f"a plan of {len(request.moves)} moves is refused: {what}", violations={"moves": what})
+    wishes = [
+        Wish(
+            require_id(move.session_id, f"moves[{index}].session_id"),
+            require_id(move.destination_host_id, f"moves[{index}].destination_host_id")
+            if move.destination_host_id
+            else "",
+        )
+        for index, move in enumerate(request.moves)
+    ]
+    twice = [session_id for session_id, count in Counter(wish.session_id for wish in wishes).items() if count > 1]
+    if twice:
+        raise BadRequest(
+            f"session {twice[0]} is planned twice: each move of a plan is of another session",
+            violations={"moves": f"{twice[0]} comes twice"},
+        )
+    return wishes
 
 
 def faults_from(request: pb.RequestMoveRequest, *, allowed: bool) -> tuple[Fault, ...]:

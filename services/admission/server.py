@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -12,24 +11,24 @@ import grpc
 
 from admission import requests
 from admission.coordinator import Coordinator
-from admission.decision import Ask, Decider, Decision, known_session
-from admission.facts import mover_from
+from admission.decision import known_session
+from admission.facts import mover_from, require_amount
 from admission.fleet import Fleet, Host
 from admission.journal import Journal
-from admission.journal_rows import Lease
 from admission.keys import Keys
-from admission.machine import Effect, Phase, State, Transition
-from admission.placement import Placer, is_ready, request_digest, require_same
-from admission.record import MoveRecord, move_to
+from admission.opening import Opener
+from admission.placement import Placer, is_ready, request_digest
+from admission.record import move_to
 from admission.rules import Mode
+from admission.schedule import schedule_to
+from admission.schedules import Schedules
 from admission.settings import AdmissionSettings
-from admission.watch import Feed
+from admission.watch import Feed, of_move, of_schedule
 from worldline import rpc, telemetry, wire
-from worldline.errors import BadRequest, Exhausted, Internal, Unsupported
-from worldline.move import Fault, HostRef, require_id, require_uuid
+from worldline.errors import BadRequest, Exhausted, Unsupported
+from worldline.move import require_id, require_uuid
 from worldline.v1 import admission_service_pb2 as pb
 from worldline.v1 import admission_service_pb2_grpc as pb_grpc
-from worldline.verdict import Kind
 
 MAX_REASON_CHARS = 512
 
@@ -40,9 +39,10 @@ class Parts:
 
     journal: Journal
     fleet: Fleet
-    decider: Decider
+    opener: Opener
     placer: Placer
     coordinator: Coordinator
+    schedules: Schedules
     feed: Feed
     settings: AdmissionSettings
 
@@ -52,8 +52,6 @@ class AdmissionService(pb_grpc.AdmissionServiceServicer):
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
-        # A verdict and the lease that follows from it are one thing: no two decisions may overlap.
-        self._deciding = threading.Lock()
         self._placing = Keys()
         # A host that is stopped holds the calls that ask it: heartbeats must not wait behind them.
         self._most_placing = parts.settings.rpc_threads // 4
@@ -104,97 +102,11 @@ class AdmissionService(pb_grpc.AdmissionServiceServicer):
                 "live moves are evaluated, not executed, in this release: use EvaluateMove, or ask for a frozen move",
                 reason="LIVE_NOT_EXECUTED",
             )
-        digested = request_digest(request)
-        with self._deciding:
-            known = self._parts.journal.move_of_request(request_id)
-            if known is None:
-                record = self._decide_and_open(request_id, digested, ask, faults)
-            else:
-                require_same(known.request_digest, digested, request_id)
-                record = self._parts.coordinator.newest(known)
+        record = self._parts.opener.request(request_id, request_digest(request), ask, faults)
         return pb.RequestMoveResponse(move=move_to(record))
 
-    def _decide_and_open(self, request_id: str, digested: bytes, ask: Ask, faults: tuple[Fault, ...]) -> MoveRecord:
-        asked_s, move_id = time.monotonic(), str(uuid.uuid4())
-        carrier = telemetry.inject()
-        decision = self._decide(ask, move_id)
-        record = self._record(move_id, request_id, digested, ask, decision, carrier.get("traceparent", ""))
-        if decision.verdict.kind is not Kind.ADMIT:
-            return self._parts.journal.add_move(record, None)
-        if decision.route is None:
-            raise Internal(f"move {move_id} was admitted without a mover")
-        route = decision.route.with_faults(faults)
-        ends_s = record.requested_at_s + decision.verdict.predicted_s
-        lease = Lease(move_id, decision.destination.host_id, record.state_bytes, record.requested_at_s, ends_s)
-        return self._parts.coordinator.open(record, lease, route, asked_s)
-
-    def _decide(self, ask: Ask, move_id: str) -> Decision:
-        with telemetry.span("admission.decide", {"session.id": ask.session_id, "move.id": move_id}) as span:
-            decision = self._parts.decider.decide(ask)
-            verdict = decision.verdict
-            reasons = ",".join(clause.reason for clause in verdict.failed)
-            telemetry.set_attributes(
-                span,
-                {
-                    "admission.verdict": verdict.kind.name,
-                    "admission.reason": reasons,
-                    "admission.predicted_s": verdict.predicted_s,
-                    "admission.slack_s": verdict.slack_s,
-                    "transport.selected": decision.plan.transport,
-                },
-            )
-            telemetry.log("decision").info(
-                "decided",
-                move_id=move_id,
-                session_id=ask.session_id,
-                destination=decision.destination.host_id,
-                verdict=verdict.kind.name,
-                reason=reasons,
-                predicted_s=verdict.predicted_s,
-                slack_s=verdict.slack_s,
-            )
-        return decision
-
-    def _record(
-        self, move_id: str, request_id: str, digested: bytes, ask: Ask, decision: Decision, traceparent: str
-    ) -> MoveRecord:
-        now_s = time.time()
-        admitted = decision.verdict.kind is Kind.ADMIT
-        failed = decision.verdict.failed
-        state = (
-            State()
-            if admitted
-            else State(
-                Phase.REFUSED,
-                reason=failed[0].reason,
-                message="; ".join(f"{clause.name}: {clause.arithmetic}" for clause in failed),
-            )
-        )
-        effects = (Effect.MOVE.value,) if admitted else ()
-        asked = Transition(now_s, state.phase, decision.verdict.kind.name.lower(), state.phase, effects)
-        return MoveRecord(
-            move_id=move_id,
-            request_id=request_id,
-            request_digest=digested,
-            session_id=ask.session_id,
-            source=_reference(decision.source),
-            destination=_reference(decision.destination),
-            epoch=decision.row.epoch,
-            mode=ask.mode,
-            state_bytes=decision.facts.state_bytes,
-            verdict=decision.verdict,
-            state=state,
-            requested_at_s=now_s,
-            plan=decision.plan if admitted else None,
-            trace_id=telemetry.trace_id(),
-            traceparent=traceparent,
-            transitions=(asked,),
-            stage=state.phase.name.lower(),
-        )
-
     def EvaluateMove(self, request: pb.EvaluateMoveRequest, context: grpc.ServicerContext) -> pb.EvaluateMoveResponse:
-        ask = requests.ask_from(request)
-        decision = self._decide(ask, "")
+        decision = self._parts.opener.decide(requests.ask_from(request))
         return pb.EvaluateMoveResponse(
             verdict=wire.verdict_to(decision.verdict), destination_host_id=decision.destination.host_id
         )
@@ -220,12 +132,55 @@ class AdmissionService(pb_grpc.AdmissionServiceServicer):
     def WatchMove(self, request: pb.WatchMoveRequest, context: grpc.ServicerContext) -> Iterator[pb.WatchMoveResponse]:
         move_id = require_uuid(request.move_id, "move_id")
         context.add_callback(self._parts.feed.changed)
-        for record in self._parts.feed.follow(lambda: self._parts.coordinator.record(move_id), context.is_active):
+        subject = of_move(lambda: self._parts.coordinator.record(move_id))
+        for record in self._parts.feed.follow(subject, context.is_active):
             yield pb.WatchMoveResponse(move=move_to(record))
 
     def CancelMove(self, request: pb.CancelMoveRequest, context: grpc.ServicerContext) -> pb.CancelMoveResponse:
         record = self._parts.coordinator.cancel(require_uuid(request.move_id, "move_id"))
         return pb.CancelMoveResponse(move=move_to(record))
+
+    # --- schedules
+
+    def Drain(self, request: pb.DrainRequest, context: grpc.ServicerContext) -> pb.DrainResponse:
+        host_id, patience_s = require_id(request.host_id, "host_id"), requests.schedule_patience_s(request.patience_s)
+        schedules = self._parts.schedules
+        if request.dry_run:
+            return pb.DrainResponse(schedule=schedule_to(schedules.try_out(host_id, ()), dry_run=True))
+        request_id = require_uuid(request.request_id, "request_id")
+        schedule = schedules.drain(request_id, request_digest(request), host_id, patience_s)
+        return pb.DrainResponse(schedule=schedule_to(schedule))
+
+    def Undrain(self, request: pb.UndrainRequest, context: grpc.ServicerContext) -> pb.UndrainResponse:
+        return pb.UndrainResponse(schedule_id=self._parts.schedules.undrain(require_id(request.host_id, "host_id")))
+
+    def Plan(self, request: pb.PlanRequest, context: grpc.ServicerContext) -> pb.PlanResponse:
+        wishes, patience_s = requests.wishes_from(request), requests.schedule_patience_s(request.patience_s)
+        schedules = self._parts.schedules
+        if request.dry_run:
+            return pb.PlanResponse(schedule=schedule_to(schedules.try_out("", wishes), dry_run=True))
+        request_id = require_uuid(request.request_id, "request_id")
+        schedule = schedules.plan(request_id, request_digest(request), wishes, patience_s)
+        return pb.PlanResponse(schedule=schedule_to(schedule))
+
+    def GetSchedule(self, request: pb.GetScheduleRequest, context: grpc.ServicerContext) -> pb.GetScheduleResponse:
+        schedule = self._parts.schedules.schedule(require_uuid(request.schedule_id, "schedule_id"))
+        return pb.GetScheduleResponse(schedule=schedule_to(schedule))
+
+    def WatchSchedule(
+        self, request: pb.WatchScheduleRequest, context: grpc.ServicerContext
+    ) -> Iterator[pb.WatchScheduleResponse]:
+        schedule_id = require_uuid(request.schedule_id, "schedule_id")
+        context.add_callback(self._parts.feed.changed)
+        subject = of_schedule(lambda: self._parts.schedules.schedule(schedule_id))
+        for schedule in self._parts.feed.follow(subject, context.is_active):
+            yield pb.WatchScheduleResponse(schedule=schedule_to(schedule))
+
+    def CancelSchedule(
+        self, request: pb.CancelScheduleRequest, context: grpc.ServicerContext
+    ) -> pb.CancelScheduleResponse:
+        schedule = self._parts.schedules.cancel(require_uuid(request.schedule_id, "schedule_id"))
+        return pb.CancelScheduleResponse(schedule=schedule_to(schedule))
 
     # --- the fleet
 
@@ -298,9 +253,8 @@ class AdmissionService(pb_grpc.AdmissionServiceServicer):
     def HeartbeatMover(
         self, request: pb.HeartbeatMoverRequest, context: grpc.ServicerContext
     ) -> pb.HeartbeatMoverResponse:
-        unknown = self._parts.fleet.heartbeat_mover(require_id(request.mover_id, "mover_id"))
+        require_amount(request.verify_bytes_per_s, "verify_bytes_per_s")
+        unknown = self._parts.fleet.heartbeat_mover(
+            require_id(request.mover_id, "mover_id"), request.verify_bytes_per_s
+        )
         return pb.HeartbeatMoverResponse(term=self._parts.journal.term, unknown=unknown)
-
-
-def _reference(host: Host) -> HostRef:
-    return HostRef(host.host_id, host.facts.incarnation, host.facts.cluster_address)

@@ -3,17 +3,40 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic_settings import SettingsConfigDict
 
+from admission.journal_database import PostgresUrl
 from worldline.plan import MAX_CHUNK_BYTES, MAX_STREAMS, PAGE_BYTES
-from worldline.settings import ServiceSettings
+from worldline.settings import ServiceSettings, is_address
+
+
+def _journal(value: object) -> object:
+    """A URL is a server's, anything else a file's."""
+    return PostgresUrl(value) if isinstance(value, str) and "://" in value else value
 
 
 class AdmissionSettings(ServiceSettings):
     """Settings of the admission service. Seconds end in `_s`, bytes/s in `_Bps`."""
 
-    journal: Path = Field(Path("admission.db"), description="SQLite file of the journal; its folder must exist")
+    model_config = SettingsConfigDict(arbitrary_types_allowed=True)
+
+    journal: Annotated[Path | PostgresUrl, BeforeValidator(_journal)] = Field(
+        Path("admission.db"),
+        description="SQLite file of the journal, whose folder must exist, or postgresql+psycopg://user@host/database",
+    )
+    lease_s: float = Field(
+        3.0,
+        ge=0.2,
+        le=60,
+        description="seconds without a sign of life after which another process leads; on PostgreSQL only",
+    )
+    metrics_endpoint: str = Field("", description="OTLP/gRPC receiver of metrics, host:port; empty exports none")
+    address: str = Field(
+        "", description="address that callers of a standby are sent to, host:port; empty: where this process listens"
+    )
     heartbeat_s: float = Field(1.0, gt=0, le=60, description="seconds between heartbeats of hosts and movers")
     silent_s: float = Field(
         3.0, gt=0, le=600, description="seconds without a heartbeat after which a process is silent"
@@ -30,6 +53,18 @@ class AdmissionSettings(ServiceSettings):
     reserve_timeout_s: float = Field(60.0, gt=0, le=3600, description="seconds reserving may take, before the freeze")
     bandwidth_Bps: float = Field(1e9, gt=0, le=1e15, description="bandwidth of a path before it was measured, bytes/s")
     setup_s: float = Field(0.1, ge=0, le=600, description="fixed seconds of a move before its path was measured")
+    confidence_s: float = Field(
+        600.0,
+        gt=0,
+        le=1e7,
+        description="seconds in which confidence in a measured path halves while nothing moves on it",
+    )
+    probe_idle_s: float = Field(
+        300.0,
+        ge=0,
+        le=1e7,
+        description="seconds after which a measured path that nothing moves on is probed with 64 MiB; 0: never",
+    )
     forget_s: float = Field(
         3600.0, gt=0, le=1e7, description="seconds of silence after which a host without sessions is forgotten"
     )
@@ -58,6 +93,13 @@ class AdmissionSettings(ServiceSettings):
     )
     large_region_bytes: int = Field(64 << 20, gt=0, description="regions from this size on are large, bytes")
     streams: int = Field(2, ge=1, le=MAX_STREAMS, description="parallel streams of a move")
+
+    @field_validator("address")
+    @classmethod
+    def _address_is_one(cls, value: str) -> str:
+        if value and not is_address(value):
+            raise ValueError(f"{value[:64]!r} is not host:port")
+        return value
 
     @model_validator(mode="after")
     def _can_work(self) -> AdmissionSettings:

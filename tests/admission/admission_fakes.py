@@ -261,6 +261,7 @@ class FakeMover(mover_grpc.MoverServiceServicer):
     corrupt: Callable[[mover_pb.MoveResponse], None] | None = None
     requests: list[mover_pb.MoveRequest] = field(default_factory=list)
     broken_off: int = 0
+    on_probe: Callable[[mover_pb.ProbeRequest], mover_pb.ProbeResponse] | None = None
 
     def __post_init__(self) -> None:
         self.server = rpc.Server(load(ServiceSettings), [])
@@ -275,6 +276,11 @@ class FakeMover(mover_grpc.MoverServiceServicer):
             transports=self.transports,
             max_receives=self.max_receives,
         )
+
+    def Probe(self, request: mover_pb.ProbeRequest, context: grpc.ServicerContext) -> mover_pb.ProbeResponse:
+        if self.on_probe is None:
+            raise errors.Unsupported("this fake takes no probes")
+        return self.on_probe(request)
 
     def Move(self, request: mover_pb.MoveRequest, context: grpc.ServicerContext) -> Iterator[mover_pb.MoveResponse]:
         self.requests.append(request)

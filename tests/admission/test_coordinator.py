@@ -373,13 +373,15 @@ def test_a_destination_holds_what_it_took_until_it_may_play(cluster: Cluster) ->
 def test_the_path_is_measured(cluster: Cluster) -> None:
     cluster.with_session()
     cluster.reach(cluster.move().move_id, MOVE_STATE_MOVED)
-    (path,) = cluster.admission.journal.paths()
-    assert (path.source_mover, path.destination_mover, path.transport, path.moves) == ("mover-a", "mover-b", "tcp", 1)
-    assert path.bandwidth_Bps == cluster.settings.bandwidth_Bps
-    assert 0 < path.setup_s < cluster.settings.setup_s
+    rows = {row.quantity: row for row in cluster.admission.journal.estimates()}
+    assert {(row.source_mover, row.destination_mover) for row in rows.values()} == {("mover-a", "mover-b")}
+    assert {row.idiom for row in rows.values()} == {"tcp/pipelined/raw"}
+    assert rows["pace_s_per_byte"].mean == 1 / cluster.settings.bandwidth_Bps
+    assert rows["setup_s"].weight == 1
+    assert 0 < rows["setup_s"].mean < cluster.settings.setup_s
 
 
 def test_a_move_that_met_faults_measures_nothing(cluster: Cluster) -> None:
     cluster.with_session()
     cluster.reach(cluster.move(faults=[hold("release", 0.01)]).move_id, MOVE_STATE_MOVED)
-    assert cluster.admission.journal.paths() == []
+    assert cluster.admission.journal.estimates() == []

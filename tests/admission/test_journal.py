@@ -12,71 +12,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from journal_tools import PLAN, advance, compact, lease, record, register, session
 
 from admission.journal import Journal
-from admission.journal_rows import Lease, PathRow, PlacementRow, SessionRow
-from admission.machine import Event, EventKind, Phase, State, Transition, step
-from admission.profile import BANDWIDTH_SAMPLE_BYTES, measured
+from admission.journal_database import Connection
+from admission.journal_rows import PlacementRow, SessionRow
+from admission.machine import EventKind, Phase, State
 from admission.record import MoveRecord
-from admission.rules import Mode
 from worldline import errors
 from worldline.move import HostRef, StageTimes
-from worldline.plan import Placement, Plan
 from worldline.receipt import Receipt, Side
-from worldline.verdict import Clause, Kind, Verdict
-
-PLAN = Plan("tcp", 4096, 2, Placement.PIPELINED, 1.0, 2.0, 3.0)
-
-
-def session(session_id: str = "s-1", host_id: str = "host-a", incarnation: int = 1, epoch: int = 1) -> SessionRow:
-    return SessionRow(session_id, host_id, incarnation, epoch, False, "", b"info")
-
-
-def record(session_id: str = "s-1", phase: Phase = Phase.OPEN, epoch: int = 1) -> MoveRecord:
-    return MoveRecord(
-        move_id=str(uuid.uuid4()),
-        request_id=str(uuid.uuid4()),
-        request_digest=b"d" * 32,
-        session_id=session_id,
-        source=HostRef("host-a", 1, "127.0.0.1:1"),
-        destination=HostRef("host-b", 4, "127.0.0.1:2"),
-        epoch=epoch,
-        mode=Mode.FROZEN,
-        state_bytes=8192,
-        verdict=Verdict(Kind.ADMIT, (Clause("flux", Kind.ADMIT, "1 > 0", {"a": 1.5}),), 0.0, 0.25, 0.75),
-        state=State(phase),
-        requested_at_s=1000.5,
-        plan=PLAN,
-        trace_id="ab" * 16,
-        traceparent="00-" + "ab" * 16 + "-" + "cd" * 8 + "-01",
-        transitions=(Transition(1000.5, phase, "admit", phase, ("mover: move",)),),
-        stage=phase.name.lower(),
-    )
-
-
-def lease(of: MoveRecord) -> Lease:
-    return Lease(of.move_id, of.destination.host_id, of.state_bytes, 1000.5, 1001.0)
-
-
-def advance(journal: Journal, before: MoveRecord, *kinds: EventKind) -> MoveRecord:
-    for kind in kinds:
-        state, effects = step(before.state, Event(kind, "R", "m"))
-        line = Transition(1001.0, before.phase, kind.value, state.phase, tuple(effect.value for effect in effects))
-        before = replace(before, state=state, transitions=(*before.transitions, line), grant=b"g" * 32)
-        journal.save_move(before, 1)
-    return before
-
-
-@pytest.fixture
-def journal(tmp_path: Path) -> Journal:
-    return Journal(tmp_path / "j.db", keep=100)
-
-
-def register(journal: Journal) -> None:
-    journal.register_host("host-a", 1, b"a")
-    journal.register_host("host-b", 4, b"b")
 
 
 def test_the_term_rises_at_each_start(tmp_path: Path) -> None:
@@ -88,11 +33,11 @@ def test_the_term_rises_at_each_start(tmp_path: Path) -> None:
     assert terms == [1, 2, 3]
 
 
-def test_two_processes_never_share_a_journal(tmp_path: Path, journal: Journal) -> None:
+def test_two_processes_never_share_a_journal(tmp_path: Path, in_file: Journal) -> None:
     with pytest.raises(errors.Unavailable) as caught:
         Journal(tmp_path / "j.db")
     assert caught.value.reason == "JOURNAL_HELD"
-    journal.close()
+    in_file.close()
     Journal(tmp_path / "j.db").close()
 
 
@@ -222,6 +167,7 @@ def test_the_oldest_losses_are_let_go(journal: Journal) -> None:
     kept = journal.add_move(replace(record("s-last"), source=HostRef("host-a", 2, "127.0.0.1:1")), None)
     advance(journal, kept, EventKind.MOVER_FAILED, EventKind.SOURCE_EMPTY, EventKind.DROPPED)
     journal.fence_host("host-b", 4, "burnt down")
+    compact(journal)
     # Lost in the order of their losses, not of their ids or births: two more than are kept.
     found = {name: journal.session(name) for name in ("s-last", "s-first")}
     assert all(row is not None and row.lost for row in found.values())
@@ -243,18 +189,18 @@ def test_a_session_that_was_closed_is_deleted_with_its_move(journal: Journal) ->
     assert journal.leases() == []
 
 
-def test_a_full_disk_says_so_and_changes_nothing(journal: Journal) -> None:
-    register(journal)
-    (pages,) = journal._db.execute("PRAGMA page_count").fetchone()
-    journal._db.execute(f"PRAGMA max_page_count = {pages}")
+def test_a_full_disk_says_so_and_changes_nothing(in_file: Journal) -> None:
+    register(in_file)
+    ((pages,),) = in_file._db.execute("PRAGMA page_count")
+    in_file._db.execute(f"PRAGMA max_page_count = {pages}")
     large = PlacementRow("large", b"x" * (1 << 20), "host-a", 1)
     with pytest.raises(errors.Unavailable, match="database or disk is full") as caught:
-        journal.place(large)
+        in_file.place(large)
     assert caught.value.reason == "JOURNAL_FAILED"
-    journal._db.execute(f"PRAGMA max_page_count = {10 * pages}")
-    assert journal.placement("large") is None
-    journal.place(replace(large, request_digest=b"d"))
-    assert journal.placement("large") is not None
+    in_file._db.execute(f"PRAGMA max_page_count = {10 * pages}")
+    assert in_file.placement("large") is None
+    in_file.place(replace(large, request_digest=b"d"))
+    assert in_file.placement("large") is not None
 
 
 def test_only_its_owner_reads_the_journal(tmp_path: Path) -> None:
@@ -279,26 +225,26 @@ def test_a_journal_that_cannot_be_opened(tmp_path: Path, broken: str) -> None:
     assert caught.value.reason == "JOURNAL_FAILED"
 
 
-def test_every_transition_but_the_last_is_synced(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
-    register(journal)
-    journal.adopt([session()])
-    kept = journal.add_move(record(), None)
+def test_every_transition_but_the_last_is_synced(in_file: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
+    register(in_file)
+    in_file.adopt([session()])
+    kept = in_file.add_move(record(), None)
     modes: list[tuple[str, int]] = []
-    follow = journal._follow
+    follow = in_file._follow
 
-    def noted(written: MoveRecord) -> None:
-        (mode,) = journal._db.execute("PRAGMA synchronous").fetchone()
+    def noted(db: Connection, written: MoveRecord) -> None:
+        ((mode,),) = db.execute("PRAGMA synchronous")
         modes.append((written.phase.name, mode))
-        follow(written)
+        follow(db, written)
 
-    monkeypatch.setattr(journal, "_follow", noted)
-    advance(journal, kept, EventKind.VERIFIED, EventKind.RESUMED, EventKind.SOURCE_LIVE, EventKind.DROPPED)
+    monkeypatch.setattr(in_file, "_follow", noted)
+    advance(in_file, kept, EventKind.VERIFIED, EventKind.RESUMED, EventKind.SOURCE_LIVE, EventKind.DROPPED)
     normal, full = 1, 2
     assert modes == [("COMMIT", full), ("ABORT", full), ("DROPPING", full), ("ABORTED", normal)]
-    assert journal._db.execute("PRAGMA synchronous").fetchone() == (full,)
+    assert in_file._db.execute("PRAGMA synchronous") == [(full,)]
 
 
-def test_placements_and_paths_are_kept(journal: Journal) -> None:
+def test_placements_are_kept(journal: Journal) -> None:
     row = PlacementRow("r", b"d", "host-a", 1)
     journal.place(row)
     journal.place(replace(row, host_id="host-b"))
@@ -306,7 +252,9 @@ def test_placements_and_paths_are_kept(journal: Journal) -> None:
     assert journal.placement("other") is None
     for number in range(150):
         journal.place(replace(row, request_id=str(number)))
+    compact(journal)
     assert journal.placement("r") is None
+    assert journal.placement("50") == replace(row, request_id="50")
 
 
 def test_old_closed_moves_are_let_go(journal: Journal) -> None:
@@ -314,6 +262,8 @@ def test_old_closed_moves_are_let_go(journal: Journal) -> None:
     journal.adopt([session()])
     kept = journal.add_move(record(), None)
     refused = [journal.add_move(record(phase=Phase.REFUSED), None) for _ in range(120)]
+    assert journal.compact(limit=8) == 8
+    compact(journal)
     assert journal.move(kept.move_id) == kept
     assert journal.move(refused[0].move_id) is None
     assert journal.move(refused[-1].move_id) == refused[-1]
@@ -339,7 +289,8 @@ WRITER = """
 import sys
 from pathlib import Path
 sys.path[:0] = [{tests!r}]
-import test_journal as t
+import journal_tools as t
+from admission.leadership import Candidate
 from admission.machine import EventKind
 journal = t.Journal(Path(sys.argv[1]))
 t.register(journal)
@@ -378,32 +329,3 @@ def test_what_was_said_after_its_write_survives_a_kill(tmp_path: Path, lines: in
     assert [held.move_id for held in journal.leases()] == ([row.move_id] if row.move_id else [])
     assert sqlite3.connect(path).execute("PRAGMA integrity_check").fetchone() == ("ok",)
     journal.close()
-
-
-samples = st.tuples(st.integers(1, 1 << 36), st.floats(1e-6, 100), st.floats(0, 100), st.floats(1e-6, 1000))
-
-
-@settings(deadline=None)
-@given(st.lists(samples, max_size=20))
-def test_a_profile_stays_between_what_was_measured(moves: list[tuple[int, float, float, float]]) -> None:
-    path = PathRow("a", "b", "tcp", 1e9, 0.1, 0)
-    speeds = [1e9]
-    for state_bytes, wire_s, verify_s, downtime_s in moves:
-        if state_bytes >= BANDWIDTH_SAMPLE_BYTES:
-            speeds.append(state_bytes / (wire_s + verify_s))
-        path = measured(path, state_bytes, StageTimes(wire_s=wire_s, verify_s=verify_s, downtime_s=downtime_s))
-        assert min(speeds) * 0.999 <= path.bandwidth_Bps <= max(speeds) * 1.001
-        assert path.setup_s >= 0
-    assert path.moves == len(moves)
-
-
-def test_small_states_do_not_measure_bandwidth() -> None:
-    path = PathRow("a", "b", "tcp", 1e9, 0.1, 0)
-    for _ in range(50):
-        path = measured(path, 100_000, StageTimes(wire_s=0.01, verify_s=0.01, downtime_s=0.03))
-    assert path.bandwidth_Bps == 1e9
-    assert path.setup_s == pytest.approx(0.03, rel=0.05)
-    for _ in range(50):
-        path = measured(path, 1 << 30, StageTimes(wire_s=0.3, verify_s=0.05, downtime_s=0.40))
-    assert path.bandwidth_Bps == pytest.approx((1 << 30) / 0.35, rel=0.01)
-    assert path.setup_s == pytest.approx(0.05, rel=0.05)

@@ -48,7 +48,8 @@ def test_chunks_cover_the_region_once(region: int, pages: int, tail: list[int]) 
         ("chunk_bytes", 1 << 40),
         ("streams", 0),
         ("streams", 17),
-        ("codec", "zstd"),
+        ("codec", "lz4"),
+        ("codec", ""),
         ("tail_bytes", (0,)),
         ("tail_bytes", (1 << 21,)),
         ("deadline_s", 0.0),
@@ -79,6 +80,7 @@ def test_every_field_is_in_the_digest() -> None:
         {"max_freeze_s": 7.0},
         {"no_progress_s": 2.0},
         {"tail_bytes": (4096,)},
+        {"codec": "zstd"},
     ):
         assert plan(**change).digest != base.digest
 

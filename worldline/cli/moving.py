@@ -11,6 +11,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 from worldline.cli import render
 from worldline.cli.options import Subparsers
 from worldline.client import CLOSED_STATES, Client
+from worldline.plan import CODECS, Placement
 from worldline.v1 import move_pb2
 
 
@@ -21,6 +22,13 @@ def register(commands: Subparsers, common: argparse.ArgumentParser) -> None:
     asked.add_argument("destination", nargs="?", default="", help="engine host; default: admission picks")
     asked.add_argument("--patience", type=float, default=0.0, metavar="S", help="seconds you would wait on DEFER")
     asked.add_argument("--transport", default="", help="tcp, local, ...; default: admission picks")
+    asked.add_argument("--codec", default="", choices=["", *CODECS], help="default: admission picks")
+    asked.add_argument(
+        "--placement",
+        default="",
+        choices=["", *Placement.__members__],
+        help="of verification; default: admission picks",
+    )
     move = commands.add_parser("move", parents=[common, asked], help="move a session and follow it")
     move.add_argument("--request-id", default="", help="UUID that makes asking twice safe")
     move.set_defaults(run=run_move)
@@ -41,6 +49,8 @@ def run_evaluate(options: argparse.Namespace) -> int:
             live=options.live,
             patience_s=options.patience,
             transport=options.transport,
+            codec=options.codec,
+            placement=_placement(options),
         )
     if options.json:
         render.print_json(render.as_dict(answer))
@@ -57,6 +67,8 @@ def run_move(options: argparse.Namespace) -> int:
             options.destination,
             patience_s=options.patience,
             transport=options.transport,
+            codec=options.codec,
+            placement=_placement(options),
             request_id=options.request_id,
         )
         if not options.json:
@@ -65,6 +77,10 @@ def run_move(options: argparse.Namespace) -> int:
             follow(client.watch(move.move_id), quiet=options.json)
             move = client.get_move(move.move_id)
     return _closed(move, options)
+
+
+def _placement(options: argparse.Namespace) -> Placement | None:
+    return Placement[options.placement] if options.placement else None
 
 
 def run_watch(options: argparse.Namespace) -> int:

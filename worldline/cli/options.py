@@ -28,7 +28,7 @@ def common() -> argparse.ArgumentParser:
     made.add_argument(
         "--target",
         default=os.environ.get("WORLDLINE_TARGET", "localhost:7400"),
-        help="admission, host:port (default $WORLDLINE_TARGET or localhost:7400)",
+        help="admission, host:port, several with commas (default $WORLDLINE_TARGET or localhost:7400)",
     )
     add_output_and_tls(made)
     return made

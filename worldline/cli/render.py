@@ -80,6 +80,11 @@ def stages(move: move_pb2.Move) -> dict[str, float]:
     return {name: round(getattr(move.stages, f"{name}_s"), 6) for name in STAGES}
 
 
+def wire_gap(move: move_pb2.Move) -> str:
+    """How long after its decision a move's bytes were on the wire; empty before that."""
+    return f"{(move.wire_at_s - move.decided_at_s) * 1e3:.1f} ms" if move.wire_at_s and move.decided_at_s else ""
+
+
 def receipts_equal(move: move_pb2.Move) -> bool:
     """Whether both receipts are there and vouch for the same bytes."""
     source, destination = move.source_receipt, move.destination_receipt
@@ -121,6 +126,8 @@ def move_lines(move: move_pb2.Move) -> list[str]:
     lines.append("  " + ", ".join(f"{name} {seconds * 1e3:.1f} ms" for name, seconds in stages(move).items()))
     if move.stages.downtime_s:
         lines.append(f"  freeze to playable {move.stages.downtime_s * 1e3:.1f} ms")
+    if wire_gap(move):
+        lines.append(f"  decision to wire {wire_gap(move)}")
     if move.trace_id:
         lines.append(f"  trace {move.trace_id}")
     return lines

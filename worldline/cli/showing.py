@@ -9,6 +9,7 @@ import time
 from worldline.cli import render
 from worldline.cli.options import Subparsers, at_least_one
 from worldline.client import Client
+from worldline.v1 import admission_service_pb2 as pb
 
 
 def register(commands: Subparsers, common: argparse.ArgumentParser) -> None:
@@ -45,7 +46,7 @@ def hosts(options: argparse.Namespace) -> int:
             host.registration.mover_id,
             f"{render.human_bytes(host.status.free_bytes)} of {render.human_bytes(host.registration.budget_bytes)}",
             str(len(host.status.sessions)),
-            "fenced" if host.fenced else "ready" if host.ready else f"silent {host.silent_s:.1f} s",
+            _host_state(host),
         )
         for host in found
     ]
@@ -53,6 +54,14 @@ def hosts(options: argparse.Namespace) -> int:
         render.table("", ("host", "incarnation", "address", "mover", "free", "sessions", "state"), rows)
     )
     return 0
+
+
+def _host_state(host: pb.EngineHostInfo) -> str:
+    if host.fenced:
+        return "fenced"
+    if host.status.draining:
+        return "draining"
+    return "ready" if host.ready else f"silent {host.silent_s:.1f} s"
 
 
 def sessions(options: argparse.Namespace) -> int:
@@ -96,11 +105,12 @@ def moves(options: argparse.Namespace) -> int:
             render.verdict_name(move.verdict.kind),
             move.reason,
             time.strftime("%H:%M:%S", time.localtime(move.requested_at_s)),
+            render.wire_gap(move),
         )
         for move in found
     ]
     render.console().print(
-        render.table("", ("move", "session", "from -> to", "state", "verdict", "reason", "asked"), rows)
+        render.table("", ("move", "session", "from -> to", "state", "verdict", "reason", "asked", "to wire"), rows)
     )
     return 0
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from typing import NoReturn
 
-from worldline.errors import Cancelled, Unavailable
+from worldline.errors import Cancelled, Internal, Unavailable
 from worldline.move import Fault, FaultKind
 from worldline.plan import Chunk
-from worldline.transport import SendLink
+from worldline.transport import CodedSendLink, Piece, SendLink
 
 
 class Injector:
@@ -50,12 +51,26 @@ class _Faulty:
         self._chunk = Chunk(0, 0, 0)
 
     def begin(self, chunk: Chunk) -> None:
+        self._take(chunk)
+        if FaultKind.DROP not in self._now:
+            self._link.begin(chunk)
+
+    def begin_coded(self, chunk: Chunk) -> None:
+        self._take(chunk)
+        if FaultKind.DROP not in self._now:
+            self._coded.begin_coded(chunk)
+
+    def _take(self, chunk: Chunk) -> None:
         self._chunk = chunk
         self._now = {fault.kind: fault for fault in self._injector.take(chunk.index)}
         if FaultKind.DELAY in self._now:
             self._sleep(self._now[FaultKind.DELAY].seconds)
-        if FaultKind.DROP not in self._now:
-            self._link.begin(chunk)
+
+    @property
+    def _coded(self) -> CodedSendLink:
+        if not isinstance(self._link, CodedSendLink):
+            raise Internal("this stream carries no coded chunks")
+        return self._link
 
     def write(self, piece: memoryview, offset: int) -> None:
         if FaultKind.DROP in self._now:
@@ -65,18 +80,36 @@ class _Faulty:
             if half:
                 with piece[:half] as part:
                     self._link.write(part, offset)
-            self._link.close()
-            raise Unavailable(f"chunk {self._chunk.index} was truncated on purpose", reason="PEER_GONE")
+            self._cut()
         if FaultKind.STALL in self._now:
             self._sleep(self._now.pop(FaultKind.STALL).seconds)
         if FaultKind.FLIP in self._now:
             del self._now[FaultKind.FLIP]
-            flipped = bytearray(piece)
-            flipped[len(flipped) // 2] ^= 0x10
-            with memoryview(flipped) as wrong:
+            with memoryview(_flipped(piece)) as wrong:
                 self._link.write(wrong, offset)
             return
         self._link.write(piece, offset)
+
+    def write_piece(self, piece: Piece, payload: Sequence[memoryview]) -> None:
+        if FaultKind.DROP in self._now:
+            return
+        if FaultKind.TRUNCATE in self._now:
+            self._cut()
+        if FaultKind.STALL in self._now:
+            self._sleep(self._now.pop(FaultKind.STALL).seconds)
+        if FaultKind.FLIP in self._now:
+            del self._now[FaultKind.FLIP]
+            # The last part is the most significant plane: what a codec has truly coded. Nothing at all is zeros.
+            parts = [part for part in payload if len(part)] or [memoryview(bytes(piece.size_bytes))]
+            shown = piece if piece.wire_bytes else Piece(piece.offset, piece.size_bytes)
+            with memoryview(_flipped(parts[-1])) as wrong:
+                self._coded.write_piece(shown, [*parts[:-1], wrong])
+            return
+        self._coded.write_piece(piece, payload)
+
+    def _cut(self) -> NoReturn:
+        self._link.close()
+        raise Unavailable(f"chunk {self._chunk.index} was truncated on purpose", reason="PEER_GONE")
 
     def end(self, crc: int) -> None:
         if FaultKind.DROP not in self._now:
@@ -92,3 +125,9 @@ class _Faulty:
     def _sleep(self, seconds: float) -> None:
         if self._closed.wait(seconds):
             raise Cancelled("the stream was closed while a fault held it", reason="LINK_CLOSED")
+
+
+def _flipped(data: memoryview) -> bytearray:
+    wrong = bytearray(data)
+    wrong[len(wrong) // 2] ^= 0x10
+    return wrong

@@ -7,9 +7,11 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from worldline.v1 import contract_pb2 as _contract_pb2
 from worldline.v1 import engine_host_service_pb2 as _engine_host_service_pb2
 from worldline.v1 import move_pb2 as _move_pb2
+from worldline.v1 import state_pb2 as _state_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -20,6 +22,70 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class _ScheduleState:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ScheduleStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ScheduleState.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    SCHEDULE_STATE_UNSPECIFIED: _ScheduleState.ValueType  # 0
+    """Not run: a dry run."""
+    SCHEDULE_STATE_RUNNING: _ScheduleState.ValueType  # 1
+    """Its moves are begun round by round."""
+    SCHEDULE_STATE_DONE: _ScheduleState.ValueType  # 2
+    """Each of its steps is closed."""
+    SCHEDULE_STATE_CANCELLED: _ScheduleState.ValueType  # 3
+    """Cancelled: its steps that had not begun never will."""
+
+class ScheduleState(_ScheduleState, metaclass=_ScheduleStateEnumTypeWrapper):
+    """Where a schedule stands."""
+
+SCHEDULE_STATE_UNSPECIFIED: ScheduleState.ValueType  # 0
+"""Not run: a dry run."""
+SCHEDULE_STATE_RUNNING: ScheduleState.ValueType  # 1
+"""Its moves are begun round by round."""
+SCHEDULE_STATE_DONE: ScheduleState.ValueType  # 2
+"""Each of its steps is closed."""
+SCHEDULE_STATE_CANCELLED: ScheduleState.ValueType  # 3
+"""Cancelled: its steps that had not begun never will."""
+Global___ScheduleState: _TypeAlias = ScheduleState  # noqa: Y015
+
+class _StepState:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _StepStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_StepState.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    STEP_STATE_UNSPECIFIED: _StepState.ValueType  # 0
+    """Not given."""
+    STEP_STATE_WAITING: _StepState.ValueType  # 1
+    """Not begun."""
+    STEP_STATE_MOVING: _StepState.ValueType  # 2
+    """In its move."""
+    STEP_STATE_MOVED: _StepState.ValueType  # 3
+    """Moved."""
+    STEP_STATE_FAILED: _StepState.ValueType  # 4
+    """Could not be moved; `reason` says why. It plays on where it is."""
+    STEP_STATE_GONE: _StepState.ValueType  # 5
+    """Left without this schedule: closed by its player, lost with its host, or taken by another move."""
+
+class StepState(_StepState, metaclass=_StepStateEnumTypeWrapper):
+    """Where one session of a schedule stands."""
+
+STEP_STATE_UNSPECIFIED: StepState.ValueType  # 0
+"""Not given."""
+STEP_STATE_WAITING: StepState.ValueType  # 1
+"""Not begun."""
+STEP_STATE_MOVING: StepState.ValueType  # 2
+"""In its move."""
+STEP_STATE_MOVED: StepState.ValueType  # 3
+"""Moved."""
+STEP_STATE_FAILED: StepState.ValueType  # 4
+"""Could not be moved; `reason` says why. It plays on where it is."""
+STEP_STATE_GONE: StepState.ValueType  # 5
+"""Left without this schedule: closed by its player, lost with its host, or taken by another move."""
+Global___StepState: _TypeAlias = StepState  # noqa: Y015
 
 @_typing.final
 class PlaceSessionRequest(_message.Message):
@@ -178,6 +244,8 @@ class RequestMoveRequest(_message.Message):
     PATIENCE_S_FIELD_NUMBER: _builtins.int
     TRANSPORT_FIELD_NUMBER: _builtins.int
     FAULTS_FIELD_NUMBER: _builtins.int
+    CODEC_FIELD_NUMBER: _builtins.int
+    PLACEMENT_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Idempotency key, a UUID; the same key gives the same move."""
     session_id: _builtins.str
@@ -190,6 +258,10 @@ class RequestMoveRequest(_message.Message):
     """Seconds the caller is willing to wait when the answer is DEFER: it decides between DEFER and REJECT."""
     transport: _builtins.str
     """Transport wanted; empty: admission picks."""
+    codec: _builtins.str
+    """Codec wanted, "raw" for none; empty: admission picks."""
+    placement: _state_pb2.VerificationPlacement.ValueType
+    """Verification placement wanted; not given: admission picks."""
     @_builtins.property
     def faults(self) -> _containers.RepeatedCompositeFieldContainer[_move_pb2.Fault]:
         """Faults to inject; refused unless admission runs with its fault-injection setting."""
@@ -204,10 +276,12 @@ class RequestMoveRequest(_message.Message):
         patience_s: _builtins.float = ...,
         transport: _builtins.str = ...,
         faults: _abc.Iterable[_move_pb2.Fault] | None = ...,
+        codec: _builtins.str = ...,
+        placement: _state_pb2.VerificationPlacement.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["destination_host_id", b"destination_host_id", "faults", b"faults", "mode", b"mode", "patience_s", b"patience_s", "request_id", b"request_id", "session_id", b"session_id", "transport", b"transport"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["codec", b"codec", "destination_host_id", b"destination_host_id", "faults", b"faults", "mode", b"mode", "patience_s", b"patience_s", "placement", b"placement", "request_id", b"request_id", "session_id", b"session_id", "transport", b"transport"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -248,6 +322,8 @@ class EvaluateMoveRequest(_message.Message):
     MODE_FIELD_NUMBER: _builtins.int
     PATIENCE_S_FIELD_NUMBER: _builtins.int
     TRANSPORT_FIELD_NUMBER: _builtins.int
+    CODEC_FIELD_NUMBER: _builtins.int
+    PLACEMENT_FIELD_NUMBER: _builtins.int
     session_id: _builtins.str
     """Session."""
     destination_host_id: _builtins.str
@@ -258,6 +334,10 @@ class EvaluateMoveRequest(_message.Message):
     """Seconds the caller is willing to wait."""
     transport: _builtins.str
     """Transport wanted; empty: admission picks."""
+    codec: _builtins.str
+    """Codec wanted, "raw" for none; empty: admission picks."""
+    placement: _state_pb2.VerificationPlacement.ValueType
+    """Verification placement wanted; not given: admission picks."""
     def __init__(
         self,
         *,
@@ -266,10 +346,12 @@ class EvaluateMoveRequest(_message.Message):
         mode: _move_pb2.MoveMode.ValueType = ...,
         patience_s: _builtins.float = ...,
         transport: _builtins.str = ...,
+        codec: _builtins.str = ...,
+        placement: _state_pb2.VerificationPlacement.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["destination_host_id", b"destination_host_id", "mode", b"mode", "patience_s", b"patience_s", "session_id", b"session_id", "transport", b"transport"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["codec", b"codec", "destination_host_id", b"destination_host_id", "mode", b"mode", "patience_s", b"patience_s", "placement", b"placement", "session_id", b"session_id", "transport", b"transport"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -730,10 +812,13 @@ class EngineHostStatus(_message.Message):
     FREE_BYTES_FIELD_NUMBER: _builtins.int
     SESSIONS_FIELD_NUMBER: _builtins.int
     DRAINING_FIELD_NUMBER: _builtins.int
+    WARM_BYTES_FIELD_NUMBER: _builtins.int
     free_bytes: _builtins.int
     """Bytes free for slots."""
     draining: _builtins.bool
     """True if it is draining: no new sessions, no staging."""
+    warm_bytes: _builtins.int
+    """Of the free bytes, those in slots that are prefaulted already; 0: none, or not told."""
     @_builtins.property
     def sessions(self) -> _containers.RepeatedCompositeFieldContainer[_engine_host_service_pb2.SessionInfo]:
         """Sessions."""
@@ -744,10 +829,11 @@ class EngineHostStatus(_message.Message):
         free_bytes: _builtins.int = ...,
         sessions: _abc.Iterable[_engine_host_service_pb2.SessionInfo] | None = ...,
         draining: _builtins.bool = ...,
+        warm_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "free_bytes", b"free_bytes", "sessions", b"sessions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "free_bytes", b"free_bytes", "sessions", b"sessions", "warm_bytes", b"warm_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -886,6 +972,10 @@ class MoverRegistration(_message.Message):
     TRANSPORTS_FIELD_NUMBER: _builtins.int
     MAX_RECEIVES_FIELD_NUMBER: _builtins.int
     RETRANSMIT_FLOOR_S_FIELD_NUMBER: _builtins.int
+    VERIFY_BYTES_PER_S_FIELD_NUMBER: _builtins.int
+    VERIFY_THREADS_FIELD_NUMBER: _builtins.int
+    PLACEMENTS_FIELD_NUMBER: _builtins.int
+    CODECS_FIELD_NUMBER: _builtins.int
     mover_id: _builtins.str
     """Mover, 1 to 64 of [a-z0-9-]."""
     address: _builtins.str
@@ -894,9 +984,21 @@ class MoverRegistration(_message.Message):
     """Moves it takes in at the same time; 0: not told."""
     retransmit_floor_s: _builtins.float
     """Seconds that a lost packet costs at worst on rdma, as its live queue pairs have it; 0: no rdma."""
+    verify_bytes_per_s: _builtins.float
+    """Bytes/s that one thread of its verification lane checks; 0: not told."""
+    verify_threads: _builtins.int
+    """Threads of the verification lane that one move gets; 0: not told."""
     @_builtins.property
     def transports(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Transports it truly has."""
+
+    @_builtins.property
+    def placements(self) -> _containers.RepeatedScalarFieldContainer[_state_pb2.VerificationPlacement.ValueType]:
+        """Verification placements it has."""
+
+    @_builtins.property
+    def codecs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Codecs it has, "raw" always."""
 
     def __init__(
         self,
@@ -906,10 +1008,14 @@ class MoverRegistration(_message.Message):
         transports: _abc.Iterable[_builtins.str] | None = ...,
         max_receives: _builtins.int = ...,
         retransmit_floor_s: _builtins.float = ...,
+        verify_bytes_per_s: _builtins.float = ...,
+        verify_threads: _builtins.int = ...,
+        placements: _abc.Iterable[_state_pb2.VerificationPlacement.ValueType] | None = ...,
+        codecs: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "max_receives", b"max_receives", "mover_id", b"mover_id", "retransmit_floor_s", b"retransmit_floor_s", "transports", b"transports"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "codecs", b"codecs", "max_receives", b"max_receives", "mover_id", b"mover_id", "placements", b"placements", "retransmit_floor_s", b"retransmit_floor_s", "transports", b"transports", "verify_bytes_per_s", b"verify_bytes_per_s", "verify_threads", b"verify_threads"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -973,19 +1079,23 @@ class HeartbeatMoverRequest(_message.Message):
 
     MOVER_ID_FIELD_NUMBER: _builtins.int
     MOVES_FIELD_NUMBER: _builtins.int
+    VERIFY_BYTES_PER_S_FIELD_NUMBER: _builtins.int
     mover_id: _builtins.str
     """Mover."""
     moves: _builtins.int
     """Moves in flight."""
+    verify_bytes_per_s: _builtins.float
+    """Bytes/s that one thread of its verification lane checks, as it was in use lately; 0: not told."""
     def __init__(
         self,
         *,
         mover_id: _builtins.str = ...,
         moves: _builtins.int = ...,
+        verify_bytes_per_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["mover_id", b"mover_id", "moves", b"moves"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["mover_id", b"mover_id", "moves", b"moves", "verify_bytes_per_s", b"verify_bytes_per_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1016,3 +1126,439 @@ class HeartbeatMoverResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___HeartbeatMoverResponse: _TypeAlias = HeartbeatMoverResponse  # noqa: Y015
+
+@_typing.final
+class ScheduleStep(_message.Message):
+    """One session's move in a schedule."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SESSION_ID_FIELD_NUMBER: _builtins.int
+    SOURCE_HOST_ID_FIELD_NUMBER: _builtins.int
+    DESTINATION_HOST_ID_FIELD_NUMBER: _builtins.int
+    ROUND_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    MOVE_ID_FIELD_NUMBER: _builtins.int
+    PREDICTED_S_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    session_id: _builtins.str
+    """Session."""
+    source_host_id: _builtins.str
+    """Engine host it is on."""
+    destination_host_id: _builtins.str
+    """Engine host it is to go to; empty while it is not chosen."""
+    round: _builtins.int
+    """Round, from 0 on; moves of one round share no node."""
+    state: Global___StepState.ValueType
+    """Where it stands."""
+    move_id: _builtins.str
+    """Its newest move; empty before it began."""
+    predicted_s: _builtins.float
+    """Seconds it is predicted to take, reserving included."""
+    reason: _builtins.str
+    """Why it waits or failed: UPPER_SNAKE reason, empty otherwise."""
+    message: _builtins.str
+    """The same in words, with numbers."""
+    attempt: _builtins.int
+    """Moves of it that were given up before this one."""
+    def __init__(
+        self,
+        *,
+        session_id: _builtins.str = ...,
+        source_host_id: _builtins.str = ...,
+        destination_host_id: _builtins.str = ...,
+        round: _builtins.int = ...,
+        state: Global___StepState.ValueType = ...,
+        move_id: _builtins.str = ...,
+        predicted_s: _builtins.float = ...,
+        reason: _builtins.str = ...,
+        message: _builtins.str = ...,
+        attempt: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "destination_host_id", b"destination_host_id", "message", b"message", "move_id", b"move_id", "predicted_s", b"predicted_s", "reason", b"reason", "round", b"round", "session_id", b"session_id", "source_host_id", b"source_host_id", "state", b"state"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ScheduleStep: _TypeAlias = ScheduleStep  # noqa: Y015
+
+@_typing.final
+class Schedule(_message.Message):
+    """The moves of a drain or of a plan, in rounds."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SCHEDULE_ID_FIELD_NUMBER: _builtins.int
+    HOST_ID_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    STEPS_FIELD_NUMBER: _builtins.int
+    ROUNDS_FIELD_NUMBER: _builtins.int
+    PREDICTED_S_FIELD_NUMBER: _builtins.int
+    CREATED_AT_S_FIELD_NUMBER: _builtins.int
+    CLOSED_AT_S_FIELD_NUMBER: _builtins.int
+    schedule_id: _builtins.str
+    """Schedule; empty for a dry run."""
+    host_id: _builtins.str
+    """Engine host that is drained; empty for a plan."""
+    state: Global___ScheduleState.ValueType
+    """Where it stands."""
+    rounds: _builtins.int
+    """Rounds."""
+    predicted_s: _builtins.float
+    """Seconds that all rounds are predicted to take."""
+    created_at_s: _builtins.float
+    """Unix seconds when it was asked for; 0 for a dry run."""
+    closed_at_s: _builtins.float
+    """Unix seconds when it was closed; 0 before that."""
+    @_builtins.property
+    def steps(self) -> _containers.RepeatedCompositeFieldContainer[Global___ScheduleStep]:
+        """Steps by round."""
+
+    def __init__(
+        self,
+        *,
+        schedule_id: _builtins.str = ...,
+        host_id: _builtins.str = ...,
+        state: Global___ScheduleState.ValueType = ...,
+        steps: _abc.Iterable[Global___ScheduleStep] | None = ...,
+        rounds: _builtins.int = ...,
+        predicted_s: _builtins.float = ...,
+        created_at_s: _builtins.float = ...,
+        closed_at_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["closed_at_s", b"closed_at_s", "created_at_s", b"created_at_s", "host_id", b"host_id", "predicted_s", b"predicted_s", "rounds", b"rounds", "schedule_id", b"schedule_id", "state", b"state", "steps", b"steps"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Schedule: _TypeAlias = Schedule  # noqa: Y015
+
+@_typing.final
+class DrainRequest(_message.Message):
+    """Asks to drain an engine host."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    HOST_ID_FIELD_NUMBER: _builtins.int
+    DRY_RUN_FIELD_NUMBER: _builtins.int
+    PATIENCE_S_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """Idempotency key, a UUID; not needed for a dry run."""
+    host_id: _builtins.str
+    """Engine host."""
+    dry_run: _builtins.bool
+    """True: only say what would be done. Nothing is marked and nothing moves."""
+    patience_s: _builtins.float
+    """Seconds a session that must wait is asked again before it counts as impossible; 0: 30."""
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        host_id: _builtins.str = ...,
+        dry_run: _builtins.bool = ...,
+        patience_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dry_run", b"dry_run", "host_id", b"host_id", "patience_s", b"patience_s", "request_id", b"request_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DrainRequest: _TypeAlias = DrainRequest  # noqa: Y015
+
+@_typing.final
+class DrainResponse(_message.Message):
+    """The drain."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SCHEDULE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def schedule(self) -> Global___Schedule:
+        """The schedule."""
+
+    def __init__(
+        self,
+        *,
+        schedule: Global___Schedule | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["schedule", b"schedule"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["schedule", b"schedule"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DrainResponse: _TypeAlias = DrainResponse  # noqa: Y015
+
+@_typing.final
+class UndrainRequest(_message.Message):
+    """Asks to let an engine host take sessions again."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HOST_ID_FIELD_NUMBER: _builtins.int
+    host_id: _builtins.str
+    """Engine host."""
+    def __init__(
+        self,
+        *,
+        host_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["host_id", b"host_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UndrainRequest: _TypeAlias = UndrainRequest  # noqa: Y015
+
+@_typing.final
+class UndrainResponse(_message.Message):
+    """The host takes sessions."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SCHEDULE_ID_FIELD_NUMBER: _builtins.int
+    schedule_id: _builtins.str
+    """The drain that was cancelled; empty if none ran."""
+    def __init__(
+        self,
+        *,
+        schedule_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["schedule_id", b"schedule_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UndrainResponse: _TypeAlias = UndrainResponse  # noqa: Y015
+
+@_typing.final
+class PlannedMove(_message.Message):
+    """One wanted move of a plan."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SESSION_ID_FIELD_NUMBER: _builtins.int
+    DESTINATION_HOST_ID_FIELD_NUMBER: _builtins.int
+    session_id: _builtins.str
+    """Session."""
+    destination_host_id: _builtins.str
+    """Destination engine host; empty: admission picks."""
+    def __init__(
+        self,
+        *,
+        session_id: _builtins.str = ...,
+        destination_host_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["destination_host_id", b"destination_host_id", "session_id", b"session_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PlannedMove: _TypeAlias = PlannedMove  # noqa: Y015
+
+@_typing.final
+class PlanRequest(_message.Message):
+    """Asks for several moves."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    MOVES_FIELD_NUMBER: _builtins.int
+    DRY_RUN_FIELD_NUMBER: _builtins.int
+    PATIENCE_S_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """Idempotency key, a UUID; not needed for a dry run."""
+    dry_run: _builtins.bool
+    """True: only say what would be done."""
+    patience_s: _builtins.float
+    """Seconds a session that must wait is asked again before it counts as impossible; 0: 30."""
+    @_builtins.property
+    def moves(self) -> _containers.RepeatedCompositeFieldContainer[Global___PlannedMove]:
+        """Moves, 1 to 1000, each of another session."""
+
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        moves: _abc.Iterable[Global___PlannedMove] | None = ...,
+        dry_run: _builtins.bool = ...,
+        patience_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dry_run", b"dry_run", "moves", b"moves", "patience_s", b"patience_s", "request_id", b"request_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PlanRequest: _TypeAlias = PlanRequest  # noqa: Y015
+
+@_typing.final
+class PlanResponse(_message.Message):
+    """The plan."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SCHEDULE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def schedule(self) -> Global___Schedule:
+        """The schedule."""
+
+    def __init__(
+        self,
+        *,
+        schedule: Global___Schedule | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["schedule", b"schedule"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["schedule", b"schedule"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PlanResponse: _TypeAlias = PlanResponse  # noqa: Y015
+
+@_typing.final
+class GetScheduleRequest(_message.Message):
+    """Asks for one schedule."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SCHEDULE_ID_FIELD_NUMBER: _builtins.int
+    schedule_id: _builtins.str
+    """Schedule."""
+    def __init__(
+        self,
+        *,
+        schedule_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["schedule_id", b"schedule_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetScheduleRequest: _TypeAlias = GetScheduleRequest  # noqa: Y015
+
+@_typing.final
+class GetScheduleResponse(_message.Message):
+    """One schedule."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SCHEDULE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def schedule(self) -> Global___Schedule:
+        """The schedule."""
+
+    def __init__(
+        self,
+        *,
+        schedule: Global___Schedule | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["schedule", b"schedule"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["schedule", b"schedule"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetScheduleResponse: _TypeAlias = GetScheduleResponse  # noqa: Y015
+
+@_typing.final
+class WatchScheduleRequest(_message.Message):
+    """Asks to follow a schedule."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SCHEDULE_ID_FIELD_NUMBER: _builtins.int
+    schedule_id: _builtins.str
+    """Schedule."""
+    def __init__(
+        self,
+        *,
+        schedule_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["schedule_id", b"schedule_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WatchScheduleRequest: _TypeAlias = WatchScheduleRequest  # noqa: Y015
+
+@_typing.final
+class WatchScheduleResponse(_message.Message):
+    """A schedule that has changed."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SCHEDULE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def schedule(self) -> Global___Schedule:
+        """The schedule."""
+
+    def __init__(
+        self,
+        *,
+        schedule: Global___Schedule | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["schedule", b"schedule"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["schedule", b"schedule"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WatchScheduleResponse: _TypeAlias = WatchScheduleResponse  # noqa: Y015
+
+@_typing.final
+class CancelScheduleRequest(_message.Message):
+    """Asks to cancel a schedule."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SCHEDULE_ID_FIELD_NUMBER: _builtins.int
+    schedule_id: _builtins.str
+    """Schedule."""
+    def __init__(
+        self,
+        *,
+        schedule_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["schedule_id", b"schedule_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CancelScheduleRequest: _TypeAlias = CancelScheduleRequest  # noqa: Y015
+
+@_typing.final
+class CancelScheduleResponse(_message.Message):
+    """The schedule, cancelled."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SCHEDULE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def schedule(self) -> Global___Schedule:
+        """The schedule."""
+
+    def __init__(
+        self,
+        *,
+        schedule: Global___Schedule | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["schedule", b"schedule"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["schedule", b"schedule"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CancelScheduleResponse: _TypeAlias = CancelScheduleResponse  # noqa: Y015

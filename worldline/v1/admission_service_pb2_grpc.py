@@ -105,6 +105,36 @@ class AdmissionServiceStub:
                 request_serializer=worldline_dot_v1_dot_admission__service__pb2.HeartbeatMoverRequest.SerializeToString,
                 response_deserializer=worldline_dot_v1_dot_admission__service__pb2.HeartbeatMoverResponse.FromString,
                 _registered_method=True)
+        self.Drain = channel.unary_unary(
+                '/worldline.v1.AdmissionService/Drain',
+                request_serializer=worldline_dot_v1_dot_admission__service__pb2.DrainRequest.SerializeToString,
+                response_deserializer=worldline_dot_v1_dot_admission__service__pb2.DrainResponse.FromString,
+                _registered_method=True)
+        self.Undrain = channel.unary_unary(
+                '/worldline.v1.AdmissionService/Undrain',
+                request_serializer=worldline_dot_v1_dot_admission__service__pb2.UndrainRequest.SerializeToString,
+                response_deserializer=worldline_dot_v1_dot_admission__service__pb2.UndrainResponse.FromString,
+                _registered_method=True)
+        self.Plan = channel.unary_unary(
+                '/worldline.v1.AdmissionService/Plan',
+                request_serializer=worldline_dot_v1_dot_admission__service__pb2.PlanRequest.SerializeToString,
+                response_deserializer=worldline_dot_v1_dot_admission__service__pb2.PlanResponse.FromString,
+                _registered_method=True)
+        self.GetSchedule = channel.unary_unary(
+                '/worldline.v1.AdmissionService/GetSchedule',
+                request_serializer=worldline_dot_v1_dot_admission__service__pb2.GetScheduleRequest.SerializeToString,
+                response_deserializer=worldline_dot_v1_dot_admission__service__pb2.GetScheduleResponse.FromString,
+                _registered_method=True)
+        self.WatchSchedule = channel.unary_stream(
+                '/worldline.v1.AdmissionService/WatchSchedule',
+                request_serializer=worldline_dot_v1_dot_admission__service__pb2.WatchScheduleRequest.SerializeToString,
+                response_deserializer=worldline_dot_v1_dot_admission__service__pb2.WatchScheduleResponse.FromString,
+                _registered_method=True)
+        self.CancelSchedule = channel.unary_unary(
+                '/worldline.v1.AdmissionService/CancelSchedule',
+                request_serializer=worldline_dot_v1_dot_admission__service__pb2.CancelScheduleRequest.SerializeToString,
+                response_deserializer=worldline_dot_v1_dot_admission__service__pb2.CancelScheduleResponse.FromString,
+                _registered_method=True)
 
 
 class AdmissionServiceServicer:
@@ -209,6 +239,48 @@ class AdmissionServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Drain(self, request, context):
+        """Moves every session off an engine host, in rounds; it takes none any more until it is undrained.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Undrain(self, request, context):
+        """An engine host may take sessions again; a drain of it that runs is cancelled.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Plan(self, request, context):
+        """Runs several moves in rounds.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetSchedule(self, request, context):
+        """One schedule: what a drain or a plan became.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def WatchSchedule(self, request, context):
+        """A schedule each time it changes, until it is closed.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CancelSchedule(self, request, context):
+        """Begins no more moves of a schedule; those that have begun go on.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdmissionServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -281,6 +353,36 @@ def add_AdmissionServiceServicer_to_server(servicer, server):
                     servicer.HeartbeatMover,
                     request_deserializer=worldline_dot_v1_dot_admission__service__pb2.HeartbeatMoverRequest.FromString,
                     response_serializer=worldline_dot_v1_dot_admission__service__pb2.HeartbeatMoverResponse.SerializeToString,
+            ),
+            'Drain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Drain,
+                    request_deserializer=worldline_dot_v1_dot_admission__service__pb2.DrainRequest.FromString,
+                    response_serializer=worldline_dot_v1_dot_admission__service__pb2.DrainResponse.SerializeToString,
+            ),
+            'Undrain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Undrain,
+                    request_deserializer=worldline_dot_v1_dot_admission__service__pb2.UndrainRequest.FromString,
+                    response_serializer=worldline_dot_v1_dot_admission__service__pb2.UndrainResponse.SerializeToString,
+            ),
+            'Plan': grpc.unary_unary_rpc_method_handler(
+                    servicer.Plan,
+                    request_deserializer=worldline_dot_v1_dot_admission__service__pb2.PlanRequest.FromString,
+                    response_serializer=worldline_dot_v1_dot_admission__service__pb2.PlanResponse.SerializeToString,
+            ),
+            'GetSchedule': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetSchedule,
+                    request_deserializer=worldline_dot_v1_dot_admission__service__pb2.GetScheduleRequest.FromString,
+                    response_serializer=worldline_dot_v1_dot_admission__service__pb2.GetScheduleResponse.SerializeToString,
+            ),
+            'WatchSchedule': grpc.unary_stream_rpc_method_handler(
+                    servicer.WatchSchedule,
+                    request_deserializer=worldline_dot_v1_dot_admission__service__pb2.WatchScheduleRequest.FromString,
+                    response_serializer=worldline_dot_v1_dot_admission__service__pb2.WatchScheduleResponse.SerializeToString,
+            ),
+            'CancelSchedule': grpc.unary_unary_rpc_method_handler(
+                    servicer.CancelSchedule,
+                    request_deserializer=worldline_dot_v1_dot_admission__service__pb2.CancelScheduleRequest.FromString,
+                    response_serializer=worldline_dot_v1_dot_admission__service__pb2.CancelScheduleResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -662,6 +764,168 @@ class AdmissionService:
             '/worldline.v1.AdmissionService/HeartbeatMover',
             worldline_dot_v1_dot_admission__service__pb2.HeartbeatMoverRequest.SerializeToString,
             worldline_dot_v1_dot_admission__service__pb2.HeartbeatMoverResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Drain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/worldline.v1.AdmissionService/Drain',
+            worldline_dot_v1_dot_admission__service__pb2.DrainRequest.SerializeToString,
+            worldline_dot_v1_dot_admission__service__pb2.DrainResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Undrain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/worldline.v1.AdmissionService/Undrain',
+            worldline_dot_v1_dot_admission__service__pb2.UndrainRequest.SerializeToString,
+            worldline_dot_v1_dot_admission__service__pb2.UndrainResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Plan(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/worldline.v1.AdmissionService/Plan',
+            worldline_dot_v1_dot_admission__service__pb2.PlanRequest.SerializeToString,
+            worldline_dot_v1_dot_admission__service__pb2.PlanResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetSchedule(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/worldline.v1.AdmissionService/GetSchedule',
+            worldline_dot_v1_dot_admission__service__pb2.GetScheduleRequest.SerializeToString,
+            worldline_dot_v1_dot_admission__service__pb2.GetScheduleResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WatchSchedule(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/worldline.v1.AdmissionService/WatchSchedule',
+            worldline_dot_v1_dot_admission__service__pb2.WatchScheduleRequest.SerializeToString,
+            worldline_dot_v1_dot_admission__service__pb2.WatchScheduleResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CancelSchedule(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/worldline.v1.AdmissionService/CancelSchedule',
+            worldline_dot_v1_dot_admission__service__pb2.CancelScheduleRequest.SerializeToString,
+            worldline_dot_v1_dot_admission__service__pb2.CancelScheduleResponse.FromString,
             options,
             channel_credentials,
             insecure,

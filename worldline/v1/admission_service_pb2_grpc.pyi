@@ -61,6 +61,18 @@ class AdmissionServiceStub:
     """A mover joins."""
     HeartbeatMover: _grpc.UnaryUnaryMultiCallable[_admission_service_pb2.HeartbeatMoverRequest, _admission_service_pb2.HeartbeatMoverResponse]
     """A mover is alive."""
+    Drain: _grpc.UnaryUnaryMultiCallable[_admission_service_pb2.DrainRequest, _admission_service_pb2.DrainResponse]
+    """Moves every session off an engine host, in rounds; it takes none any more until it is undrained."""
+    Undrain: _grpc.UnaryUnaryMultiCallable[_admission_service_pb2.UndrainRequest, _admission_service_pb2.UndrainResponse]
+    """An engine host may take sessions again; a drain of it that runs is cancelled."""
+    Plan: _grpc.UnaryUnaryMultiCallable[_admission_service_pb2.PlanRequest, _admission_service_pb2.PlanResponse]
+    """Runs several moves in rounds."""
+    GetSchedule: _grpc.UnaryUnaryMultiCallable[_admission_service_pb2.GetScheduleRequest, _admission_service_pb2.GetScheduleResponse]
+    """One schedule: what a drain or a plan became."""
+    WatchSchedule: _grpc.UnaryStreamMultiCallable[_admission_service_pb2.WatchScheduleRequest, _admission_service_pb2.WatchScheduleResponse]
+    """A schedule each time it changes, until it is closed."""
+    CancelSchedule: _grpc.UnaryUnaryMultiCallable[_admission_service_pb2.CancelScheduleRequest, _admission_service_pb2.CancelScheduleResponse]
+    """Begins no more moves of a schedule; those that have begun go on."""
 
 @_typing.type_check_only
 class AdmissionServiceAsyncStub(AdmissionServiceStub):
@@ -95,6 +107,18 @@ class AdmissionServiceAsyncStub(AdmissionServiceStub):
     """A mover joins."""
     HeartbeatMover: _aio.UnaryUnaryMultiCallable[_admission_service_pb2.HeartbeatMoverRequest, _admission_service_pb2.HeartbeatMoverResponse]  # type: ignore[assignment]
     """A mover is alive."""
+    Drain: _aio.UnaryUnaryMultiCallable[_admission_service_pb2.DrainRequest, _admission_service_pb2.DrainResponse]  # type: ignore[assignment]
+    """Moves every session off an engine host, in rounds; it takes none any more until it is undrained."""
+    Undrain: _aio.UnaryUnaryMultiCallable[_admission_service_pb2.UndrainRequest, _admission_service_pb2.UndrainResponse]  # type: ignore[assignment]
+    """An engine host may take sessions again; a drain of it that runs is cancelled."""
+    Plan: _aio.UnaryUnaryMultiCallable[_admission_service_pb2.PlanRequest, _admission_service_pb2.PlanResponse]  # type: ignore[assignment]
+    """Runs several moves in rounds."""
+    GetSchedule: _aio.UnaryUnaryMultiCallable[_admission_service_pb2.GetScheduleRequest, _admission_service_pb2.GetScheduleResponse]  # type: ignore[assignment]
+    """One schedule: what a drain or a plan became."""
+    WatchSchedule: _aio.UnaryStreamMultiCallable[_admission_service_pb2.WatchScheduleRequest, _admission_service_pb2.WatchScheduleResponse]  # type: ignore[assignment]
+    """A schedule each time it changes, until it is closed."""
+    CancelSchedule: _aio.UnaryUnaryMultiCallable[_admission_service_pb2.CancelScheduleRequest, _admission_service_pb2.CancelScheduleResponse]  # type: ignore[assignment]
+    """Begins no more moves of a schedule; those that have begun go on."""
 
 class AdmissionServiceServicer(metaclass=_abc_1.ABCMeta):
     """One a fleet."""
@@ -210,5 +234,53 @@ class AdmissionServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_admission_service_pb2.HeartbeatMoverResponse, _abc.Awaitable[_admission_service_pb2.HeartbeatMoverResponse]]:
         """A mover is alive."""
+
+    @_abc_1.abstractmethod
+    def Drain(
+        self,
+        request: _admission_service_pb2.DrainRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admission_service_pb2.DrainResponse, _abc.Awaitable[_admission_service_pb2.DrainResponse]]:
+        """Moves every session off an engine host, in rounds; it takes none any more until it is undrained."""
+
+    @_abc_1.abstractmethod
+    def Undrain(
+        self,
+        request: _admission_service_pb2.UndrainRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admission_service_pb2.UndrainResponse, _abc.Awaitable[_admission_service_pb2.UndrainResponse]]:
+        """An engine host may take sessions again; a drain of it that runs is cancelled."""
+
+    @_abc_1.abstractmethod
+    def Plan(
+        self,
+        request: _admission_service_pb2.PlanRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admission_service_pb2.PlanResponse, _abc.Awaitable[_admission_service_pb2.PlanResponse]]:
+        """Runs several moves in rounds."""
+
+    @_abc_1.abstractmethod
+    def GetSchedule(
+        self,
+        request: _admission_service_pb2.GetScheduleRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admission_service_pb2.GetScheduleResponse, _abc.Awaitable[_admission_service_pb2.GetScheduleResponse]]:
+        """One schedule: what a drain or a plan became."""
+
+    @_abc_1.abstractmethod
+    def WatchSchedule(
+        self,
+        request: _admission_service_pb2.WatchScheduleRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_admission_service_pb2.WatchScheduleResponse], _abc.AsyncIterator[_admission_service_pb2.WatchScheduleResponse]]:
+        """A schedule each time it changes, until it is closed."""
+
+    @_abc_1.abstractmethod
+    def CancelSchedule(
+        self,
+        request: _admission_service_pb2.CancelScheduleRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admission_service_pb2.CancelScheduleResponse, _abc.Awaitable[_admission_service_pb2.CancelScheduleResponse]]:
+        """Begins no more moves of a schedule; those that have begun go on."""
 
 def add_AdmissionServiceServicer_to_server(servicer: AdmissionServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

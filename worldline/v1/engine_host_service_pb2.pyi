@@ -747,6 +747,36 @@ class HostRef(_message.Message):
 Global___HostRef: _TypeAlias = HostRef  # noqa: Y015
 
 @_typing.final
+class RegionRef(_message.Message):
+    """The region of an engine host on the same node."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HOST_ID_FIELD_NUMBER: _builtins.int
+    TICKET_FIELD_NUMBER: _builtins.int
+    DEVICE_ID_FIELD_NUMBER: _builtins.int
+    host_id: _builtins.str
+    """Engine host."""
+    ticket: _builtins.bytes
+    """One-time ticket for a read-only handle of it, 32 bytes."""
+    device_id: _builtins.str
+    """Id of the device that it lies on; empty for memory that every process of the node can map."""
+    def __init__(
+        self,
+        *,
+        host_id: _builtins.str = ...,
+        ticket: _builtins.bytes = ...,
+        device_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["device_id", b"device_id", "host_id", b"host_id", "ticket", b"ticket"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RegionRef: _TypeAlias = RegionRef  # noqa: Y015
+
+@_typing.final
 class RegisterStateRequest(_message.Message):
     """Asks for a session's layout."""
 
@@ -754,21 +784,27 @@ class RegisterStateRequest(_message.Message):
 
     SESSION_ID_FIELD_NUMBER: _builtins.int
     FENCE_FIELD_NUMBER: _builtins.int
+    PLAN_FIELD_NUMBER: _builtins.int
     session_id: _builtins.str
     """Session."""
     @_builtins.property
     def fence(self) -> _move_pb2.Fence:
         """Fence of the move that wants its region; absent: only the layout is given."""
 
+    @_builtins.property
+    def plan(self) -> _state_pb2.Plan:
+        """For placement DEVICE: the plan, so that whatever its checksums need is made ready."""
+
     def __init__(
         self,
         *,
         session_id: _builtins.str = ...,
         fence: _move_pb2.Fence | None = ...,
+        plan: _state_pb2.Plan | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["fence", b"fence"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["fence", b"fence", "plan", b"plan"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["fence", b"fence", "session_id", b"session_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fence", b"fence", "plan", b"plan", "session_id", b"session_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -785,8 +821,11 @@ class RegisterStateResponse(_message.Message):
     FINGERPRINT_FIELD_NUMBER: _builtins.int
     REGION_TICKET_FIELD_NUMBER: _builtins.int
     MANIFEST_FIELD_NUMBER: _builtins.int
+    DEVICE_ID_FIELD_NUMBER: _builtins.int
     region_ticket: _builtins.bytes
     """One-time ticket for a read-only handle of the region, 32 bytes; empty without a fence."""
+    device_id: _builtins.str
+    """Id of the device that the region lies on, which only engine hosts can map; empty for memory that movers can map."""
     @_builtins.property
     def layout(self) -> _state_pb2.Layout:
         """Layout."""
@@ -811,10 +850,11 @@ class RegisterStateResponse(_message.Message):
         fingerprint: _contract_pb2.Fingerprint | None = ...,
         region_ticket: _builtins.bytes = ...,
         manifest: _state_pb2.Manifest | None = ...,
+        device_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["descriptor", b"descriptor", "fingerprint", b"fingerprint", "layout", b"layout", "manifest", b"manifest"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["descriptor", b"descriptor", "fingerprint", b"fingerprint", "layout", b"layout", "manifest", b"manifest", "region_ticket", b"region_ticket"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["descriptor", b"descriptor", "device_id", b"device_id", "fingerprint", b"fingerprint", "layout", b"layout", "manifest", b"manifest", "region_ticket", b"region_ticket"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1150,6 +1190,8 @@ class StageRequest(_message.Message):
     LAYOUT_FIELD_NUMBER: _builtins.int
     DESCRIPTOR_FIELD_NUMBER: _builtins.int
     FINGERPRINT_FIELD_NUMBER: _builtins.int
+    SOURCE_REGION_FIELD_NUMBER: _builtins.int
+    PLAN_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def fence(self) -> _move_pb2.Fence:
         """Fence."""
@@ -1166,6 +1208,14 @@ class StageRequest(_message.Message):
     def fingerprint(self) -> _contract_pb2.Fingerprint:
         """Fingerprint of the source."""
 
+    @_builtins.property
+    def source_region(self) -> Global___RegionRef:
+        """For placement DEVICE: the source's region, to be mapped until this side's receipt, or until the copy is dropped."""
+
+    @_builtins.property
+    def plan(self) -> _state_pb2.Plan:
+        """With `source_region`: the plan, so that whatever its checksums need is made ready."""
+
     def __init__(
         self,
         *,
@@ -1173,10 +1223,12 @@ class StageRequest(_message.Message):
         layout: _state_pb2.Layout | None = ...,
         descriptor: _state_pb2.SessionDescriptor | None = ...,
         fingerprint: _contract_pb2.Fingerprint | None = ...,
+        source_region: Global___RegionRef | None = ...,
+        plan: _state_pb2.Plan | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["descriptor", b"descriptor", "fence", b"fence", "fingerprint", b"fingerprint", "layout", b"layout"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["descriptor", b"descriptor", "fence", b"fence", "fingerprint", b"fingerprint", "layout", b"layout", "plan", b"plan", "source_region", b"source_region"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["descriptor", b"descriptor", "fence", b"fence", "fingerprint", b"fingerprint", "layout", b"layout"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["descriptor", b"descriptor", "fence", b"fence", "fingerprint", b"fingerprint", "layout", b"layout", "plan", b"plan", "source_region", b"source_region"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1271,6 +1323,140 @@ class FreezeResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___FreezeResponse: _TypeAlias = FreezeResponse  # noqa: Y015
+
+@_typing.final
+class ChecksumRequest(_message.Message):
+    """Asks for the source's checksums."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FENCE_FIELD_NUMBER: _builtins.int
+    PLAN_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def fence(self) -> _move_pb2.Fence:
+        """Fence."""
+
+    @_builtins.property
+    def plan(self) -> _state_pb2.Plan:
+        """Plan the chunks follow."""
+
+    def __init__(
+        self,
+        *,
+        fence: _move_pb2.Fence | None = ...,
+        plan: _state_pb2.Plan | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["fence", b"fence", "plan", b"plan"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fence", b"fence", "plan", b"plan"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ChecksumRequest: _TypeAlias = ChecksumRequest  # noqa: Y015
+
+@_typing.final
+class ChecksumResponse(_message.Message):
+    """The source's checksums."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHUNK_CRCS_FIELD_NUMBER: _builtins.int
+    CHECKSUM_S_FIELD_NUMBER: _builtins.int
+    checksum_s: _builtins.float
+    """Seconds that taking them took."""
+    @_builtins.property
+    def chunk_crcs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """CRC-32 (IEEE) of each chunk, in order."""
+
+    def __init__(
+        self,
+        *,
+        chunk_crcs: _abc.Iterable[_builtins.int] | None = ...,
+        checksum_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checksum_s", b"checksum_s", "chunk_crcs", b"chunk_crcs"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ChecksumResponse: _TypeAlias = ChecksumResponse  # noqa: Y015
+
+@_typing.final
+class PullRequest(_message.Message):
+    """Asks to copy chunks from the source's region."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FENCE_FIELD_NUMBER: _builtins.int
+    PLAN_FIELD_NUMBER: _builtins.int
+    CHUNKS_FIELD_NUMBER: _builtins.int
+    FLIP_CHUNKS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def fence(self) -> _move_pb2.Fence:
+        """Fence."""
+
+    @_builtins.property
+    def plan(self) -> _state_pb2.Plan:
+        """Plan the chunks follow."""
+
+    @_builtins.property
+    def chunks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Indexes of the chunks, in order; empty: all."""
+
+    @_builtins.property
+    def flip_chunks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Indexes of chunks of which a bit is flipped between copy and checksum; refused unless this host runs with its
+        fault-injection setting.
+        """
+
+    def __init__(
+        self,
+        *,
+        fence: _move_pb2.Fence | None = ...,
+        plan: _state_pb2.Plan | None = ...,
+        chunks: _abc.Iterable[_builtins.int] | None = ...,
+        flip_chunks: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["fence", b"fence", "plan", b"plan"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunks", b"chunks", "fence", b"fence", "flip_chunks", b"flip_chunks", "plan", b"plan"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PullRequest: _TypeAlias = PullRequest  # noqa: Y015
+
+@_typing.final
+class PullResponse(_message.Message):
+    """The chunks lie in the slot."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHUNK_CRCS_FIELD_NUMBER: _builtins.int
+    COPY_S_FIELD_NUMBER: _builtins.int
+    VERIFY_S_FIELD_NUMBER: _builtins.int
+    copy_s: _builtins.float
+    """Seconds from the first to the last byte."""
+    verify_s: _builtins.float
+    """Seconds from the last byte to the last checksum."""
+    @_builtins.property
+    def chunk_crcs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """CRC-32 (IEEE) of each of the chunks that were asked for, in order."""
+
+    def __init__(
+        self,
+        *,
+        chunk_crcs: _abc.Iterable[_builtins.int] | None = ...,
+        copy_s: _builtins.float = ...,
+        verify_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk_crcs", b"chunk_crcs", "copy_s", b"copy_s", "verify_s", b"verify_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PullResponse: _TypeAlias = PullResponse  # noqa: Y015
 
 @_typing.final
 class AttestRequest(_message.Message):

@@ -100,6 +100,16 @@ class EngineHostServiceStub:
                 request_serializer=worldline_dot_v1_dot_engine__host__service__pb2.FreezeRequest.SerializeToString,
                 response_deserializer=worldline_dot_v1_dot_engine__host__service__pb2.FreezeResponse.FromString,
                 _registered_method=True)
+        self.Checksum = channel.unary_unary(
+                '/worldline.v1.EngineHostService/Checksum',
+                request_serializer=worldline_dot_v1_dot_engine__host__service__pb2.ChecksumRequest.SerializeToString,
+                response_deserializer=worldline_dot_v1_dot_engine__host__service__pb2.ChecksumResponse.FromString,
+                _registered_method=True)
+        self.Pull = channel.unary_unary(
+                '/worldline.v1.EngineHostService/Pull',
+                request_serializer=worldline_dot_v1_dot_engine__host__service__pb2.PullRequest.SerializeToString,
+                response_deserializer=worldline_dot_v1_dot_engine__host__service__pb2.PullResponse.FromString,
+                _registered_method=True)
         self.Attest = channel.unary_unary(
                 '/worldline.v1.EngineHostService/Attest',
                 request_serializer=worldline_dot_v1_dot_engine__host__service__pb2.AttestRequest.SerializeToString,
@@ -217,6 +227,22 @@ class EngineHostServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Checksum(self, request, context):
+        """For movers, at the source of a move with placement DEVICE: the CRC-32 of each chunk, taken on the device. Only
+        while frozen by that move.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Pull(self, request, context):
+        """For movers, at the destination of a move with placement DEVICE: copies chunks from the source's region, which
+        Stage has mapped, and takes their CRC-32 as they lie in the slot. Refused once the slot has its receipt.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Attest(self, request, context):
         """For movers: issues this side's receipt over chunk CRCs. At the source only while still in the same freeze.
         """
@@ -312,6 +338,16 @@ def add_EngineHostServiceServicer_to_server(servicer, server):
                     servicer.Freeze,
                     request_deserializer=worldline_dot_v1_dot_engine__host__service__pb2.FreezeRequest.FromString,
                     response_serializer=worldline_dot_v1_dot_engine__host__service__pb2.FreezeResponse.SerializeToString,
+            ),
+            'Checksum': grpc.unary_unary_rpc_method_handler(
+                    servicer.Checksum,
+                    request_deserializer=worldline_dot_v1_dot_engine__host__service__pb2.ChecksumRequest.FromString,
+                    response_serializer=worldline_dot_v1_dot_engine__host__service__pb2.ChecksumResponse.SerializeToString,
+            ),
+            'Pull': grpc.unary_unary_rpc_method_handler(
+                    servicer.Pull,
+                    request_deserializer=worldline_dot_v1_dot_engine__host__service__pb2.PullRequest.FromString,
+                    response_serializer=worldline_dot_v1_dot_engine__host__service__pb2.PullResponse.SerializeToString,
             ),
             'Attest': grpc.unary_unary_rpc_method_handler(
                     servicer.Attest,
@@ -686,6 +722,60 @@ class EngineHostService:
             '/worldline.v1.EngineHostService/Freeze',
             worldline_dot_v1_dot_engine__host__service__pb2.FreezeRequest.SerializeToString,
             worldline_dot_v1_dot_engine__host__service__pb2.FreezeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Checksum(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/worldline.v1.EngineHostService/Checksum',
+            worldline_dot_v1_dot_engine__host__service__pb2.ChecksumRequest.SerializeToString,
+            worldline_dot_v1_dot_engine__host__service__pb2.ChecksumResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Pull(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/worldline.v1.EngineHostService/Pull',
+            worldline_dot_v1_dot_engine__host__service__pb2.PullRequest.SerializeToString,
+            worldline_dot_v1_dot_engine__host__service__pb2.PullResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -59,6 +59,14 @@ class EngineHostServiceStub:
     """For movers, at the destination: reserves and prefaults a shadow slot."""
     Freeze: _grpc.UnaryUnaryMultiCallable[_engine_host_service_pb2.FreezeRequest, _engine_host_service_pb2.FreezeResponse]
     """For movers, at the source: stops at the next block boundary and makes the manifest."""
+    Checksum: _grpc.UnaryUnaryMultiCallable[_engine_host_service_pb2.ChecksumRequest, _engine_host_service_pb2.ChecksumResponse]
+    """For movers, at the source of a move with placement DEVICE: the CRC-32 of each chunk, taken on the device. Only
+    while frozen by that move.
+    """
+    Pull: _grpc.UnaryUnaryMultiCallable[_engine_host_service_pb2.PullRequest, _engine_host_service_pb2.PullResponse]
+    """For movers, at the destination of a move with placement DEVICE: copies chunks from the source's region, which
+    Stage has mapped, and takes their CRC-32 as they lie in the slot. Refused once the slot has its receipt.
+    """
     Attest: _grpc.UnaryUnaryMultiCallable[_engine_host_service_pb2.AttestRequest, _engine_host_service_pb2.AttestResponse]
     """For movers: issues this side's receipt over chunk CRCs. At the source only while still in the same freeze."""
     Release: _grpc.UnaryUnaryMultiCallable[_engine_host_service_pb2.ReleaseRequest, _engine_host_service_pb2.ReleaseResponse]
@@ -99,6 +107,14 @@ class EngineHostServiceAsyncStub(EngineHostServiceStub):
     """For movers, at the destination: reserves and prefaults a shadow slot."""
     Freeze: _aio.UnaryUnaryMultiCallable[_engine_host_service_pb2.FreezeRequest, _engine_host_service_pb2.FreezeResponse]  # type: ignore[assignment]
     """For movers, at the source: stops at the next block boundary and makes the manifest."""
+    Checksum: _aio.UnaryUnaryMultiCallable[_engine_host_service_pb2.ChecksumRequest, _engine_host_service_pb2.ChecksumResponse]  # type: ignore[assignment]
+    """For movers, at the source of a move with placement DEVICE: the CRC-32 of each chunk, taken on the device. Only
+    while frozen by that move.
+    """
+    Pull: _aio.UnaryUnaryMultiCallable[_engine_host_service_pb2.PullRequest, _engine_host_service_pb2.PullResponse]  # type: ignore[assignment]
+    """For movers, at the destination of a move with placement DEVICE: copies chunks from the source's region, which
+    Stage has mapped, and takes their CRC-32 as they lie in the slot. Refused once the slot has its receipt.
+    """
     Attest: _aio.UnaryUnaryMultiCallable[_engine_host_service_pb2.AttestRequest, _engine_host_service_pb2.AttestResponse]  # type: ignore[assignment]
     """For movers: issues this side's receipt over chunk CRCs. At the source only while still in the same freeze."""
     Release: _aio.UnaryUnaryMultiCallable[_engine_host_service_pb2.ReleaseRequest, _engine_host_service_pb2.ReleaseResponse]  # type: ignore[assignment]
@@ -214,6 +230,26 @@ class EngineHostServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_engine_host_service_pb2.FreezeResponse, _abc.Awaitable[_engine_host_service_pb2.FreezeResponse]]:
         """For movers, at the source: stops at the next block boundary and makes the manifest."""
+
+    @_abc_1.abstractmethod
+    def Checksum(
+        self,
+        request: _engine_host_service_pb2.ChecksumRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_engine_host_service_pb2.ChecksumResponse, _abc.Awaitable[_engine_host_service_pb2.ChecksumResponse]]:
+        """For movers, at the source of a move with placement DEVICE: the CRC-32 of each chunk, taken on the device. Only
+        while frozen by that move.
+        """
+
+    @_abc_1.abstractmethod
+    def Pull(
+        self,
+        request: _engine_host_service_pb2.PullRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_engine_host_service_pb2.PullResponse, _abc.Awaitable[_engine_host_service_pb2.PullResponse]]:
+        """For movers, at the destination of a move with placement DEVICE: copies chunks from the source's region, which
+        Stage has mapped, and takes their CRC-32 as they lie in the slot. Refused once the slot has its receipt.
+        """
 
     @_abc_1.abstractmethod
     def Attest(

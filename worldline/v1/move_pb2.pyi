@@ -479,6 +479,8 @@ class Move(_message.Message):
     REQUESTED_AT_S_FIELD_NUMBER: _builtins.int
     MODE_FIELD_NUMBER: _builtins.int
     STAGE_FIELD_NUMBER: _builtins.int
+    DECIDED_AT_S_FIELD_NUMBER: _builtins.int
+    WIRE_AT_S_FIELD_NUMBER: _builtins.int
     move_id: _builtins.str
     """Move."""
     request_id: _builtins.str
@@ -513,6 +515,10 @@ class Move(_message.Message):
     """Mode."""
     stage: _builtins.str
     """Stage it is in, in the design's words."""
+    decided_at_s: _builtins.float
+    """Unix seconds when it was decided."""
+    wire_at_s: _builtins.float
+    """Unix seconds when its source was frozen and its bytes went on the wire; 0 before that."""
     @_builtins.property
     def verdict(self) -> Global___Verdict:
         """Verdict."""
@@ -563,10 +569,12 @@ class Move(_message.Message):
         requested_at_s: _builtins.float = ...,
         mode: Global___MoveMode.ValueType = ...,
         stage: _builtins.str = ...,
+        decided_at_s: _builtins.float = ...,
+        wire_at_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["destination_receipt", b"destination_receipt", "plan", b"plan", "source_receipt", b"source_receipt", "stages", b"stages", "verdict", b"verdict"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["destination_host_id", b"destination_host_id", "destination_receipt", b"destination_receipt", "epoch", b"epoch", "landed_bytes", b"landed_bytes", "message", b"message", "mode", b"mode", "move_id", b"move_id", "plan", b"plan", "reason", b"reason", "request_id", b"request_id", "requested_at_s", b"requested_at_s", "retried_chunks", b"retried_chunks", "session_id", b"session_id", "source_host_id", b"source_host_id", "source_receipt", b"source_receipt", "stage", b"stage", "stages", b"stages", "stalled", b"stalled", "state", b"state", "total_bytes", b"total_bytes", "trace_id", b"trace_id", "transitions", b"transitions", "verdict", b"verdict"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decided_at_s", b"decided_at_s", "destination_host_id", b"destination_host_id", "destination_receipt", b"destination_receipt", "epoch", b"epoch", "landed_bytes", b"landed_bytes", "message", b"message", "mode", b"mode", "move_id", b"move_id", "plan", b"plan", "reason", b"reason", "request_id", b"request_id", "requested_at_s", b"requested_at_s", "retried_chunks", b"retried_chunks", "session_id", b"session_id", "source_host_id", b"source_host_id", "source_receipt", b"source_receipt", "stage", b"stage", "stages", b"stages", "stalled", b"stalled", "state", b"state", "total_bytes", b"total_bytes", "trace_id", b"trace_id", "transitions", b"transitions", "verdict", b"verdict", "wire_at_s", b"wire_at_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -88,6 +88,9 @@ class MoveResponse(_message.Message):
     SOURCE_RECEIPT_FIELD_NUMBER: _builtins.int
     DESTINATION_RECEIPT_FIELD_NUMBER: _builtins.int
     INJECTED_FAULTS_FIELD_NUMBER: _builtins.int
+    WIRE_BYTES_FIELD_NUMBER: _builtins.int
+    ENCODE_BYTES_PER_S_FIELD_NUMBER: _builtins.int
+    DECODE_BYTES_PER_S_FIELD_NUMBER: _builtins.int
     stage: _builtins.str
     """Stage it is in: "reserve", "freeze", "wire", "verify" or "verified"."""
     landed_bytes: _builtins.int
@@ -98,6 +101,12 @@ class MoveResponse(_message.Message):
     """Chunks sent again."""
     injected_faults: _builtins.int
     """Faults injected so far."""
+    wire_bytes: _builtins.int
+    """On the last message: bytes that crossed the wire in chunks; less than total_bytes where a codec paid."""
+    encode_bytes_per_s: _builtins.float
+    """On the last message of a coded move: bytes/s of state that one thread of the source's mover coded; 0: none was."""
+    decode_bytes_per_s: _builtins.float
+    """On the last message of a coded move: bytes/s of state that one thread of the destination's decoded; 0: none was."""
     @_builtins.property
     def stages(self) -> _move_pb2.StageTimes:
         """Stage times so far."""
@@ -126,10 +135,13 @@ class MoveResponse(_message.Message):
         source_receipt: _state_pb2.Receipt | None = ...,
         destination_receipt: _state_pb2.Receipt | None = ...,
         injected_faults: _builtins.int = ...,
+        wire_bytes: _builtins.int = ...,
+        encode_bytes_per_s: _builtins.float = ...,
+        decode_bytes_per_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["destination_receipt", b"destination_receipt", "manifest", b"manifest", "source_receipt", b"source_receipt", "stages", b"stages"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["destination_receipt", b"destination_receipt", "injected_faults", b"injected_faults", "landed_bytes", b"landed_bytes", "manifest", b"manifest", "retried_chunks", b"retried_chunks", "source_receipt", b"source_receipt", "stage", b"stage", "stages", b"stages", "total_bytes", b"total_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_bytes_per_s", b"decode_bytes_per_s", "destination_receipt", b"destination_receipt", "encode_bytes_per_s", b"encode_bytes_per_s", "injected_faults", b"injected_faults", "landed_bytes", b"landed_bytes", "manifest", b"manifest", "retried_chunks", b"retried_chunks", "source_receipt", b"source_receipt", "stage", b"stage", "stages", b"stages", "total_bytes", b"total_bytes", "wire_bytes", b"wire_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -168,6 +180,8 @@ class ReceiveOpen(_message.Message):
     FINGERPRINT_DIGEST_FIELD_NUMBER: _builtins.int
     FINGERPRINT_FIELDS_FIELD_NUMBER: _builtins.int
     DESTINATION_FIELD_NUMBER: _builtins.int
+    SOURCE_REGION_FIELD_NUMBER: _builtins.int
+    FLIP_CHUNKS_FIELD_NUMBER: _builtins.int
     fingerprint_digest: _builtins.bytes
     """Source's fingerprint."""
     @_builtins.property
@@ -194,6 +208,16 @@ class ReceiveOpen(_message.Message):
     def destination(self) -> _engine_host_service_pb2.HostRef:
         """Destination engine host, on the asked mover's node."""
 
+    @_builtins.property
+    def source_region(self) -> _engine_host_service_pb2.RegionRef:
+        """For placement DEVICE: the source's region, which the destination engine host maps and pulls from."""
+
+    @_builtins.property
+    def flip_chunks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """For placement DEVICE: indexes of chunks to flip a bit of between copy and checksum, as many times as they are
+        named; refused unless the mover and the engine host run with their fault-injection setting.
+        """
+
     def __init__(
         self,
         *,
@@ -204,10 +228,12 @@ class ReceiveOpen(_message.Message):
         fingerprint_digest: _builtins.bytes = ...,
         fingerprint_fields: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         destination: _engine_host_service_pb2.HostRef | None = ...,
+        source_region: _engine_host_service_pb2.RegionRef | None = ...,
+        flip_chunks: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["descriptor", b"descriptor", "destination", b"destination", "fence", b"fence", "layout", b"layout", "plan", b"plan"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["descriptor", b"descriptor", "destination", b"destination", "fence", b"fence", "layout", b"layout", "plan", b"plan", "source_region", b"source_region"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["descriptor", b"descriptor", "destination", b"destination", "fence", b"fence", "fingerprint_digest", b"fingerprint_digest", "fingerprint_fields", b"fingerprint_fields", "layout", b"layout", "plan", b"plan"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["descriptor", b"descriptor", "destination", b"destination", "fence", b"fence", "fingerprint_digest", b"fingerprint_digest", "fingerprint_fields", b"fingerprint_fields", "flip_chunks", b"flip_chunks", "layout", b"layout", "plan", b"plan", "source_region", b"source_region"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -220,18 +246,24 @@ class ReceiveFinish(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     MANIFEST_FIELD_NUMBER: _builtins.int
+    SOURCE_CHUNK_CRCS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def manifest(self) -> _state_pb2.Manifest:
         """Manifest of the frozen state."""
+
+    @_builtins.property
+    def source_chunk_crcs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """For placement DEVICE: the source's CRC-32 (IEEE) of each chunk, in order."""
 
     def __init__(
         self,
         *,
         manifest: _state_pb2.Manifest | None = ...,
+        source_chunk_crcs: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["manifest", b"manifest"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["manifest", b"manifest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["manifest", b"manifest", "source_chunk_crcs", b"source_chunk_crcs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -385,10 +417,13 @@ class ReceiveVerified(_message.Message):
     RECEIPT_FIELD_NUMBER: _builtins.int
     VERIFY_S_FIELD_NUMBER: _builtins.int
     WIRE_S_FIELD_NUMBER: _builtins.int
+    DECODE_BYTES_PER_S_FIELD_NUMBER: _builtins.int
     verify_s: _builtins.float
     """Seconds from the last byte to the last checksum."""
     wire_s: _builtins.float
     """Seconds from the first to the last byte."""
+    decode_bytes_per_s: _builtins.float
+    """Bytes/s of state that one thread decoded; 0: the move was not coded."""
     @_builtins.property
     def receipt(self) -> _state_pb2.Receipt:
         """The destination's receipt."""
@@ -399,10 +434,11 @@ class ReceiveVerified(_message.Message):
         receipt: _state_pb2.Receipt | None = ...,
         verify_s: _builtins.float = ...,
         wire_s: _builtins.float = ...,
+        decode_bytes_per_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["receipt", b"receipt"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["receipt", b"receipt", "verify_s", b"verify_s", "wire_s", b"wire_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_bytes_per_s", b"decode_bytes_per_s", "receipt", b"receipt", "verify_s", b"verify_s", "wire_s", b"wire_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -520,3 +556,137 @@ class GetStatusResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetStatusResponse: _TypeAlias = GetStatusResponse  # noqa: Y015
+
+@_typing.final
+class ProbeRequest(_message.Message):
+    """Asks to measure a path."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PROBE_ID_FIELD_NUMBER: _builtins.int
+    DESTINATION_MOVER_ADDRESS_FIELD_NUMBER: _builtins.int
+    PLAN_FIELD_NUMBER: _builtins.int
+    SIZE_BYTES_FIELD_NUMBER: _builtins.int
+    probe_id: _builtins.str
+    """Probe, a UUID."""
+    destination_mover_address: _builtins.str
+    """Control address of the destination's mover, host:port."""
+    size_bytes: _builtins.int
+    """Bytes, 1 to 268435456."""
+    @_builtins.property
+    def plan(self) -> _state_pb2.Plan:
+        """How to carry it; the codec must be "raw"."""
+
+    def __init__(
+        self,
+        *,
+        probe_id: _builtins.str = ...,
+        destination_mover_address: _builtins.str = ...,
+        plan: _state_pb2.Plan | None = ...,
+        size_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["plan", b"plan"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["destination_mover_address", b"destination_mover_address", "plan", b"plan", "probe_id", b"probe_id", "size_bytes", b"size_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ProbeRequest: _TypeAlias = ProbeRequest  # noqa: Y015
+
+@_typing.final
+class ProbeResponse(_message.Message):
+    """What was measured."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WIRE_S_FIELD_NUMBER: _builtins.int
+    VERIFY_S_FIELD_NUMBER: _builtins.int
+    wire_s: _builtins.float
+    """Seconds from the first to the last byte."""
+    verify_s: _builtins.float
+    """Seconds from the last byte to the last checksum."""
+    def __init__(
+        self,
+        *,
+        wire_s: _builtins.float = ...,
+        verify_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["verify_s", b"verify_s", "wire_s", b"wire_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ProbeResponse: _TypeAlias = ProbeResponse  # noqa: Y015
+
+@_typing.final
+class ReceiveProbeRequest(_message.Message):
+    """Asks to take a probe's bytes."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PROBE_ID_FIELD_NUMBER: _builtins.int
+    PLAN_FIELD_NUMBER: _builtins.int
+    SIZE_BYTES_FIELD_NUMBER: _builtins.int
+    TOKEN_FIELD_NUMBER: _builtins.int
+    probe_id: _builtins.str
+    """Probe, a UUID."""
+    size_bytes: _builtins.int
+    """Bytes, 1 to 268435456."""
+    token: _builtins.bytes
+    """Secret that its data connections will present, 32 bytes."""
+    @_builtins.property
+    def plan(self) -> _state_pb2.Plan:
+        """How they come."""
+
+    def __init__(
+        self,
+        *,
+        probe_id: _builtins.str = ...,
+        plan: _state_pb2.Plan | None = ...,
+        size_bytes: _builtins.int = ...,
+        token: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["plan", b"plan"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["plan", b"plan", "probe_id", b"probe_id", "size_bytes", b"size_bytes", "token", b"token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReceiveProbeRequest: _TypeAlias = ReceiveProbeRequest  # noqa: Y015
+
+@_typing.final
+class ReceiveProbeResponse(_message.Message):
+    """First where to connect; then what came."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ENDPOINT_FIELD_NUMBER: _builtins.int
+    WIRE_S_FIELD_NUMBER: _builtins.int
+    VERIFY_S_FIELD_NUMBER: _builtins.int
+    CHUNK_CRCS_FIELD_NUMBER: _builtins.int
+    endpoint: _builtins.str
+    """Where to connect, in the transport's own words; empty in the last message."""
+    wire_s: _builtins.float
+    """Seconds from the first to the last byte."""
+    verify_s: _builtins.float
+    """Seconds from the last byte to the last checksum."""
+    @_builtins.property
+    def chunk_crcs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """CRC-32 (IEEE) of each chunk, in order."""
+
+    def __init__(
+        self,
+        *,
+        endpoint: _builtins.str = ...,
+        wire_s: _builtins.float = ...,
+        verify_s: _builtins.float = ...,
+        chunk_crcs: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk_crcs", b"chunk_crcs", "endpoint", b"endpoint", "verify_s", b"verify_s", "wire_s", b"wire_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReceiveProbeResponse: _TypeAlias = ReceiveProbeResponse  # noqa: Y015

@@ -45,6 +45,16 @@ class MoverServiceStub:
                 request_serializer=worldline_dot_v1_dot_mover__service__pb2.ReceiveRequest.SerializeToString,
                 response_deserializer=worldline_dot_v1_dot_mover__service__pb2.ReceiveResponse.FromString,
                 _registered_method=True)
+        self.Probe = channel.unary_unary(
+                '/worldline.v1.MoverService/Probe',
+                request_serializer=worldline_dot_v1_dot_mover__service__pb2.ProbeRequest.SerializeToString,
+                response_deserializer=worldline_dot_v1_dot_mover__service__pb2.ProbeResponse.FromString,
+                _registered_method=True)
+        self.ReceiveProbe = channel.unary_stream(
+                '/worldline.v1.MoverService/ReceiveProbe',
+                request_serializer=worldline_dot_v1_dot_mover__service__pb2.ReceiveProbeRequest.SerializeToString,
+                response_deserializer=worldline_dot_v1_dot_mover__service__pb2.ReceiveProbeResponse.FromString,
+                _registered_method=True)
         self.GetStatus = channel.unary_unary(
                 '/worldline.v1.MoverService/GetStatus',
                 request_serializer=worldline_dot_v1_dot_mover__service__pb2.GetStatusRequest.SerializeToString,
@@ -70,6 +80,20 @@ class MoverServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Probe(self, request, context):
+        """Asked of a path's source mover by admission: what the path carries now, measured with bytes that are nobody's.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReceiveProbe(self, request, context):
+        """Asked by the source's mover of the destination's: take a probe's bytes. Answers where to connect, and the end.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetStatus(self, request, context):
         """What this mover is and does.
         """
@@ -89,6 +113,16 @@ def add_MoverServiceServicer_to_server(servicer, server):
                     servicer.Receive,
                     request_deserializer=worldline_dot_v1_dot_mover__service__pb2.ReceiveRequest.FromString,
                     response_serializer=worldline_dot_v1_dot_mover__service__pb2.ReceiveResponse.SerializeToString,
+            ),
+            'Probe': grpc.unary_unary_rpc_method_handler(
+                    servicer.Probe,
+                    request_deserializer=worldline_dot_v1_dot_mover__service__pb2.ProbeRequest.FromString,
+                    response_serializer=worldline_dot_v1_dot_mover__service__pb2.ProbeResponse.SerializeToString,
+            ),
+            'ReceiveProbe': grpc.unary_stream_rpc_method_handler(
+                    servicer.ReceiveProbe,
+                    request_deserializer=worldline_dot_v1_dot_mover__service__pb2.ReceiveProbeRequest.FromString,
+                    response_serializer=worldline_dot_v1_dot_mover__service__pb2.ReceiveProbeResponse.SerializeToString,
             ),
             'GetStatus': grpc.unary_unary_rpc_method_handler(
                     servicer.GetStatus,
@@ -151,6 +185,60 @@ class MoverService:
             '/worldline.v1.MoverService/Receive',
             worldline_dot_v1_dot_mover__service__pb2.ReceiveRequest.SerializeToString,
             worldline_dot_v1_dot_mover__service__pb2.ReceiveResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Probe(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/worldline.v1.MoverService/Probe',
+            worldline_dot_v1_dot_mover__service__pb2.ProbeRequest.SerializeToString,
+            worldline_dot_v1_dot_mover__service__pb2.ProbeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReceiveProbe(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/worldline.v1.MoverService/ReceiveProbe',
+            worldline_dot_v1_dot_mover__service__pb2.ReceiveProbeRequest.SerializeToString,
+            worldline_dot_v1_dot_mover__service__pb2.ReceiveProbeResponse.FromString,
             options,
             channel_credentials,
             insecure,

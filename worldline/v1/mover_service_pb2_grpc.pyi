@@ -37,6 +37,10 @@ class MoverServiceStub:
     """Asked of the source's mover: reserve, freeze, wire, verify. Ends with both receipts or an error; nothing is installed here."""
     Receive: _grpc.StreamStreamMultiCallable[_mover_service_pb2.ReceiveRequest, _mover_service_pb2.ReceiveResponse]
     """Asked by the source's mover of the destination's: the control stream of one move. Chunk payloads never ride in it."""
+    Probe: _grpc.UnaryUnaryMultiCallable[_mover_service_pb2.ProbeRequest, _mover_service_pb2.ProbeResponse]
+    """Asked of a path's source mover by admission: what the path carries now, measured with bytes that are nobody's."""
+    ReceiveProbe: _grpc.UnaryStreamMultiCallable[_mover_service_pb2.ReceiveProbeRequest, _mover_service_pb2.ReceiveProbeResponse]
+    """Asked by the source's mover of the destination's: take a probe's bytes. Answers where to connect, and the end."""
     GetStatus: _grpc.UnaryUnaryMultiCallable[_mover_service_pb2.GetStatusRequest, _mover_service_pb2.GetStatusResponse]
     """What this mover is and does."""
 
@@ -49,6 +53,10 @@ class MoverServiceAsyncStub(MoverServiceStub):
     """Asked of the source's mover: reserve, freeze, wire, verify. Ends with both receipts or an error; nothing is installed here."""
     Receive: _aio.StreamStreamMultiCallable[_mover_service_pb2.ReceiveRequest, _mover_service_pb2.ReceiveResponse]  # type: ignore[assignment]
     """Asked by the source's mover of the destination's: the control stream of one move. Chunk payloads never ride in it."""
+    Probe: _aio.UnaryUnaryMultiCallable[_mover_service_pb2.ProbeRequest, _mover_service_pb2.ProbeResponse]  # type: ignore[assignment]
+    """Asked of a path's source mover by admission: what the path carries now, measured with bytes that are nobody's."""
+    ReceiveProbe: _aio.UnaryStreamMultiCallable[_mover_service_pb2.ReceiveProbeRequest, _mover_service_pb2.ReceiveProbeResponse]  # type: ignore[assignment]
+    """Asked by the source's mover of the destination's: take a probe's bytes. Answers where to connect, and the end."""
     GetStatus: _aio.UnaryUnaryMultiCallable[_mover_service_pb2.GetStatusRequest, _mover_service_pb2.GetStatusResponse]  # type: ignore[assignment]
     """What this mover is and does."""
 
@@ -70,6 +78,22 @@ class MoverServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_mover_service_pb2.ReceiveResponse], _abc.AsyncIterator[_mover_service_pb2.ReceiveResponse]]:
         """Asked by the source's mover of the destination's: the control stream of one move. Chunk payloads never ride in it."""
+
+    @_abc_1.abstractmethod
+    def Probe(
+        self,
+        request: _mover_service_pb2.ProbeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_mover_service_pb2.ProbeResponse, _abc.Awaitable[_mover_service_pb2.ProbeResponse]]:
+        """Asked of a path's source mover by admission: what the path carries now, measured with bytes that are nobody's."""
+
+    @_abc_1.abstractmethod
+    def ReceiveProbe(
+        self,
+        request: _mover_service_pb2.ReceiveProbeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_mover_service_pb2.ReceiveProbeResponse], _abc.AsyncIterator[_mover_service_pb2.ReceiveProbeResponse]]:
+        """Asked by the source's mover of the destination's: take a probe's bytes. Answers where to connect, and the end."""
 
     @_abc_1.abstractmethod
     def GetStatus(

@@ -1,10 +1,12 @@
 """Flux clause: the path must outrun what the source dirties, B >= S/H + D (paper §4.1, eq. 1).
 
-A frozen source dirties nothing: D -> 0. Without a deadline S/H -> 0, and a live move needs B > D to converge.
+A frozen source dirties nothing: D -> 0. Without a deadline S/H -> 0, and a live move needs B > D to converge. A codec
+makes S the payload r·S; D is charged raw, since nobody has measured how what is rewritten codes.
 """
 
 from __future__ import annotations
 
+from admission.rules.cost import payload_bytes, wire_Bps
 from admission.rules.question import Mode, Question
 from worldline.verdict import Clause, Kind
 
@@ -24,24 +26,20 @@ def flux(question: Question) -> Clause:
             reason="DIRTY_RATE_UNKNOWN",
             retry_after_s=question.heartbeat_s if waits else 0.0,
         )
-    horizon_s = question.contract.horizon_s
-    dirty_Bps = (question.dirty_rate_Bps or 0.0) if live else 0.0
-    drain_Bps = question.state_bytes / horizon_s if question.contract.has_deadline else 0.0
-    needed_Bps = drain_Bps + dirty_Bps
+    has_deadline, horizon_s = question.contract.has_deadline, question.contract.horizon_s
+    payload, rate_Bps, dirty_Bps = payload_bytes(question), wire_Bps(question), question.dirty_Bps
+    needed_Bps = (payload / horizon_s if has_deadline else 0.0) + dirty_Bps
     numbers = {
         "bandwidth_Bps": question.bandwidth_Bps,
+        "wire_Bps": rate_Bps,
         "bandwidth_min_Bps": needed_Bps,
-        "state_bytes": float(question.state_bytes),
+        "payload_bytes": payload,
         "dirty_rate_Bps": dirty_Bps,
         "horizon_s": horizon_s,
     }
-    over_h = f"{question.state_bytes} B / {horizon_s:g} s" if question.contract.has_deadline else "0 (no deadline)"
+    over_h = f"{payload:.0f} B / {horizon_s:g} s" if has_deadline else "0 (no deadline)"
     dirty = f"{dirty_Bps:.4g} B/s dirtied" if live else "0 B/s dirtied (frozen: D -> 0)"
-    passes = (
-        question.bandwidth_Bps >= needed_Bps if question.contract.has_deadline else question.bandwidth_Bps > dirty_Bps
-    )
-    sign = ">=" if question.contract.has_deadline else ">"
-    text = f"{question.bandwidth_Bps:.4g} B/s {sign if passes else 'falls short of'} {over_h} + {dirty}"
-    if passes:
-        return Clause(NAME, Kind.ADMIT, f"{text} = {needed_Bps:.4g} B/s", numbers)
-    return Clause(NAME, Kind.REJECT, f"{text} = {needed_Bps:.4g} B/s", numbers, reason="FLUX")
+    passes = rate_Bps >= needed_Bps if has_deadline else rate_Bps > dirty_Bps
+    sign = ">=" if has_deadline else ">"
+    text = f"{rate_Bps:.4g} B/s {sign if passes else 'falls short of'} {over_h} + {dirty} = {needed_Bps:.4g} B/s"
+    return Clause(NAME, Kind.ADMIT if passes else Kind.REJECT, text, numbers, reason="" if passes else "FLUX")
