@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import io
+import os
 import tempfile
 import time
 from pathlib import Path
@@ -95,8 +96,11 @@ def _transfers(size_bytes: int, plan: Plan, runs: int) -> list[Row]:
     off = Row("verify off", size_bytes, "raw socket")
     sums = Row("verify off + both checksums", size_bytes, "verify off")
     on = Row("verified", size_bytes, "verify off")
+    here_off = Row("local, verify off", size_bytes, "memcpy")
+    here_on = Row("local, verified", size_bytes, "memcpy")
     arms = Arms(size_bytes, plan)
-    target = Region(memory(size_bytes), size_bytes, writable=True)
+    descriptor = memory(size_bytes)
+    target = Region(descriptor, size_bytes, writable=True)
     target.populate()
     for number in range(runs + 1):
         taken = {
@@ -104,14 +108,17 @@ def _transfers(size_bytes: int, plan: Plan, runs: int) -> list[Row]:
             bare.name: arms.bare(),
             off.name: arms.job(verified=False),
             on.name: arms.job(verified=True),
+            here_off.name: arms.local(target, descriptor, verified=False),
+            here_on.name: arms.local(target, descriptor, verified=True),
         }
         taken[sums.name] = taken[off.name] + arms.checksums(target)
         if number:
-            for row in (copies, bare, off, sums, on):
+            for row in (copies, bare, off, sums, on, here_off, here_on):
                 row.seconds.append(taken[row.name])
     target.close()
+    os.close(descriptor)
     arms.close()
-    return [copies, bare, off, sums, on]
+    return [copies, bare, off, sums, on, here_off, here_on]
 
 
 def _save_load(preset: str, size_bytes: int, runs: int = 3) -> Row:

@@ -1,12 +1,13 @@
 """One end of a transfer in a process of its own: a bare socket loop (the ceiling) or the mover's own data-plane job.
 
-`python -m benchmarks.wire SIZE` receives: it reads one JSON command a line from standard input and answers one a line.
-The sending end runs in the caller. Both keep one warm region for all runs.
+`python -m benchmarks.wire SIZE HOST` receives: it reads one JSON command a line from standard input and answers one a
+line. The sending end runs in the caller. Both keep one warm region for all runs.
 """
 
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import json
 import os
 import socket
@@ -18,9 +19,11 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
+from mover.codec.runs import Run
 from mover.job import Job
 from mover.memory import Region, address_of
-from mover.settings import default_congestion
+from mover.messages import Outcome
+from mover.settings import default_codec_threads, default_congestion
 from mover.transports import TransportConfig, open_transports
 from worldline.crc import PIECE_BYTES, crc32
 from worldline.plan import Chunk, Plan
@@ -57,13 +60,13 @@ class Bare:
         if CONGESTION:
             link.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, CONGESTION.encode())
 
-    def send(self, port: int) -> None:
+    def send(self, host: str, port: int) -> None:
         """Send all; returns when the receiver has said that all is there."""
 
         def stream(number: int, share: Sequence[Chunk]) -> None:
             with socket.socket() as link:
                 self.tune(link)
-                link.connect(("127.0.0.1", port))
+                link.connect((host, port))
                 link.sendall(bytes([number]) * PREFIX_BYTES)
                 for chunk in share:
                     link.sendall(self._region[chunk.offset : chunk.offset + chunk.size_bytes])
@@ -105,9 +108,11 @@ def _together(work: Sequence[Callable[[], object]]) -> None:
 class Receiver:
     """The receiving process, seen from the sending one."""
 
-    def __init__(self, size_bytes: int) -> None:
+    def __init__(self, size_bytes: int, host: str, within: Sequence[str]) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.wire", str(size_bytes)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            [*within, sys.executable, "-m", "benchmarks.wire", str(size_bytes), host],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
         )
         self.answer()
 
@@ -134,20 +139,36 @@ class Receiver:
         self._process.communicate()
 
 
-class Arms:
-    """The sending process: times each arm over one warm region of random bytes."""
+def _noise(view: memoryview) -> Sequence[Run]:
+    noise = os.urandom(1 << 20)
+    for at in range(0, len(view), 1 << 20):
+        with view[at : at + (1 << 20)] as piece:
+            piece[:] = noise[: len(piece)]
+    return ()
 
-    def __init__(self, size_bytes: int, plan: Plan) -> None:
-        self._size_bytes, self._plan = size_bytes, plan
+
+class Arms:
+    """The sending process: times each arm over one warm region of random bytes, or of those that `fill` puts there.
+
+    The receiver listens on `host`, and is run by the command `within`, if one is given.
+    """
+
+    def __init__(
+        self,
+        size_bytes: int,
+        plan: Plan,
+        *,
+        host: str = "127.0.0.1",
+        within: Sequence[str] = (),
+        fill: Callable[[memoryview], Sequence[Run]] = _noise,
+    ) -> None:
+        self._size_bytes, self._plan, self._host = size_bytes, plan, host
         self._descriptor = memory(size_bytes)
         self._region = Region(self._descriptor, size_bytes, writable=True)
         self._region.populate()
-        noise = os.urandom(1 << 20)
-        for at in range(0, size_bytes, 1 << 20):
-            piece = self._region.view[at : at + (1 << 20)]
-            piece[:] = noise[: len(piece)]
-        self._receiver = Receiver(size_bytes)
-        self._transports = _transports()
+        self._runs = fill(self._region.view)
+        self._receiver = Receiver(size_bytes, host, within)
+        self._transports = _transports("127.0.0.1")
 
     def copy_to(self, target: Region) -> float:
         """Seconds of one copy in memory, with as many threads as the plan has streams."""
@@ -157,6 +178,22 @@ class Arms:
         start = time.perf_counter()
         _together([partial(ctypes.memmove, into + at, source + at, size) for at, size in parts])
         return time.perf_counter() - start
+
+    def local(self, target: Region, descriptor: int, *, verified: bool) -> float:
+        """Seconds of one move between two regions of this process; `descriptor` is that of `target`."""
+        plan = dataclasses.replace(self._plan, transport="local")
+        terms = Terms(_MOVE_ID, os.urandom(32), plan.streams, 30.0)
+        sender, receiver = (Job(self._transports, 1, verified=verified) for _ in range(2))
+        sender.map(os.dup(self._descriptor), self._size_bytes, writable=False)
+        receiver.map(os.dup(descriptor), self._size_bytes, writable=True)
+        endpoint = receiver.listen(plan, terms)
+        start = time.perf_counter()
+        sender.connect(plan, terms, endpoint, (), lambda kind, chunk: None)
+        _together([partial(job.run, 60.0, lambda progress: None) for job in (sender, receiver)])
+        taken = time.perf_counter() - start
+        for job in (sender, receiver):
+            job.close()
+        return taken
 
     def checksums(self, target: Region) -> float:
         """Seconds of the checksums of both ends and nothing else, with all cores."""
@@ -176,25 +213,28 @@ class Arms:
         self._receiver.ask({"arm": "bare", "plan": _encoded(self._plan)})
         port = int(self._receiver.answer()["endpoint"])
         start = time.perf_counter()
-        Bare(self._region.view, self._plan.chunks(self._size_bytes), self._plan.streams).send(port)
+        Bare(self._region.view, self._plan.chunks(self._size_bytes), self._plan.streams).send(self._host, port)
         return time.perf_counter() - start
 
-    def job(self, *, verified: bool) -> float:
+    def job(self, *, verified: bool, plan: Plan | None = None) -> float:
         """Seconds of one transfer by the mover's pipeline, until both ends have all checksums."""
-        terms = Terms(_MOVE_ID, os.urandom(32), self._plan.streams, 30.0)
-        self._receiver.ask(
-            {"arm": "job", "verified": verified, "plan": _encoded(self._plan), "token": terms.token.hex()}
-        )
-        job = Job(self._transports, 1, verified=verified)
+        return self.outcome(verified=verified, plan=plan)[0]
+
+    def outcome(self, *, verified: bool, plan: Plan | None = None) -> tuple[float, Outcome]:
+        """The same, and how it ended."""
+        plan = plan or self._plan
+        terms = Terms(_MOVE_ID, os.urandom(32), plan.streams, 30.0)
+        self._receiver.ask({"arm": "job", "verified": verified, "plan": _encoded(plan), "token": terms.token.hex()})
+        job = Job(self._transports, 1, default_codec_threads(), verified=verified)
         job.map(os.dup(self._descriptor), self._size_bytes, writable=False)
         endpoint = self._receiver.answer()["endpoint"]
         start = time.perf_counter()
-        job.connect(self._plan, terms, endpoint, (), lambda kind, chunk: None)
-        job.run(60.0, lambda progress: None)
+        job.connect(plan, terms, endpoint, (), lambda kind, chunk: None, self._runs)
+        outcome = job.run(60.0, lambda progress: None)
         self._receiver.answer()
         taken = time.perf_counter() - start
         job.close()
-        return taken
+        return taken, outcome
 
     def close(self) -> None:
         """Free everything."""
@@ -203,32 +243,32 @@ class Arms:
         os.close(self._descriptor)
 
 
-def _transports() -> Mapping[str, Transport]:
-    return open_transports(("tcp",), TransportConfig(congestion=CONGESTION))
+def _transports(host: str) -> Mapping[str, Transport]:
+    return open_transports(("tcp", "local"), TransportConfig(data_listen=f"{host}:0", congestion=CONGESTION))
 
 
 def _encoded(plan: Plan) -> str:
     return plan_to(plan).SerializeToString().hex()
 
 
-def main(size_bytes: int) -> None:
+def main(size_bytes: int, host: str) -> None:
     """The receiving process."""
     descriptor = memory(size_bytes)
     region = Region(descriptor, size_bytes, writable=True)
     region.populate()
-    transports = _transports()
+    transports = _transports(host)
     print(json.dumps({"ready": "yes"}), flush=True)
     for line in sys.stdin:
         command = json.loads(line)
         plan = plan_from(state_pb2.Plan.FromString(bytes.fromhex(command["plan"])))
         if command["arm"] == "bare":
-            with socket.create_server(("127.0.0.1", 0)) as listener:
+            with socket.create_server((host, 0)) as listener:
                 Bare.tune(listener)
                 print(json.dumps({"endpoint": str(listener.getsockname()[1])}), flush=True)
                 Bare(region.view, plan.chunks(size_bytes), plan.streams).receive(listener)
             continue
         terms = Terms(_MOVE_ID, bytes.fromhex(command["token"]), plan.streams, 30.0)
-        job = Job(transports, 1, verified=command["verified"])
+        job = Job(transports, 1, default_codec_threads(), verified=command["verified"])
         job.map(os.dup(descriptor), size_bytes, writable=True)
         print(json.dumps({"endpoint": job.listen(plan, terms)}), flush=True)
         job.run(60.0, lambda progress: None)
@@ -237,4 +277,4 @@ def main(size_bytes: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]), sys.argv[2])

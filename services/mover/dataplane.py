@@ -7,6 +7,7 @@ forked, so that no other thread's locks and no region come along. It ends when i
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import os
 import queue
 import signal
@@ -15,6 +16,8 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 
+from mover.capacity import measured_verify_Bps
+from mover.codec.runs import Run
 from mover.job import Job
 from mover.messages import (
     Fields,
@@ -88,6 +91,7 @@ class _Runner:
                 fields.text("endpoint"),
                 faults,
                 self._fired,
+                [Run(end, width) for end, width in zip(fields.wholes("ends"), fields.wholes("widths"), strict=True)],
             )
         elif verb == "run":
             return _outcome(self.job.run(fields.real("remaining_s"), self._tick))
@@ -119,6 +123,9 @@ def _outcome(outcome: Outcome) -> Message:
         "wire_s": outcome.wire_s,
         "verify_s": outcome.verify_s,
         "traceparents": list(outcome.traceparents),
+        "checked_bytes": outcome.checked_bytes,
+        "checking_s": outcome.checking_s,
+        "coding": dataclasses.asdict(outcome.coding) if outcome.coding is not None else None,
     }
 
 
@@ -132,6 +139,7 @@ class _Plane:
             config.transports, TransportConfig(config.data_listen, config.data_host, config.congestion, config.rdma)
         )
         self.retransmit_floor_s = retransmit_floor_s(self._transports.values())
+        self.verify_Bps = measured_verify_Bps()
         self._jobs: dict[int, _Runner] = {}
         self._lock = threading.Lock()
 
@@ -146,7 +154,7 @@ class _Plane:
             with self._lock:
                 runner = self._jobs.get(number)
                 if runner is None:
-                    job = Job(self._transports, self._config.lane_threads)
+                    job = Job(self._transports, self._config.lane_threads, self._config.codec_threads)
                     runner = self._jobs[number] = _Runner(number, job, self._pipe, self._forget)
             runner.put(message, descriptor)
 
@@ -165,6 +173,8 @@ def _follow_parent(name: bytes) -> None:
 def main() -> None:
     """Serve one mover over the socket pair whose descriptor is the only argument."""
     _follow_parent(b"wl-dataplane")
+    # The codec's arrays use no linear algebra: its threads would only stand around.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     # The mover ends us; a signal to the whole group must not cut a move's clean-up short.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
@@ -183,13 +193,14 @@ def main() -> None:
                 fields.text("data_host"),
                 fields.text("congestion"),
                 fields.whole("lane_threads"),
+                fields.whole("codec_threads"),
                 rdma_from(fields.inner("rdma")),
             ),
         )
     except Exception as error:
         pipe.send({"failed": error_to(error)})
         return
-    pipe.send({"ready": os.getpid(), "retransmit_floor_s": plane.retransmit_floor_s})
+    pipe.send({"ready": os.getpid(), "retransmit_floor_s": plane.retransmit_floor_s, "verify_Bps": plane.verify_Bps})
     plane.serve()
     # Threads may be deep in a copy; the regions' owners live on, and nothing here needs saving.
     os._exit(0)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -12,7 +13,7 @@ from mover.stop import Stop
 from worldline import rpc, wire
 from worldline.layout import Layout
 from worldline.manifest import Descriptor, Fingerprint, Manifest
-from worldline.move import Fence, HostRef
+from worldline.move import Fence, HostRef, RegionRef
 from worldline.plan import Plan
 from worldline.receipt import Receipt, Side
 from worldline.v1 import engine_host_service_pb2 as pb
@@ -30,6 +31,16 @@ class Registered:
     descriptor: Descriptor
     fingerprint: Fingerprint
     ticket: bytes
+    device_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Pulled:
+    """Checksums of pulled chunks in the slot, seconds of their copies, and from the last byte to the last checksum."""
+
+    crcs: tuple[int, ...]
+    copy_s: float
+    verify_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,26 +59,40 @@ class Host:
         self._name = f"engine host {host.host_id}"
         self._stop = stop
 
-    def register_state(self, fence: Fence, timeout_s: float) -> Registered:
-        """Layout, descriptor, fingerprint and region ticket of the session."""
-        request = pb.RegisterStateRequest(session_id=fence.session_id, fence=wire.fence_to(fence))
+    def register_state(self, fence: Fence, timeout_s: float, plan: Plan | None = None) -> Registered:
+        """Layout, descriptor, fingerprint and region ticket of the session; `plan` is of a move that hosts carry."""
+        request = pb.RegisterStateRequest(
+            session_id=fence.session_id, fence=wire.fence_to(fence), plan=None if plan is None else wire.plan_to(plan)
+        )
         answer = self._call(self._stub.RegisterState, request, timeout_s)
         return Registered(
             wire.layout_from(answer.layout),
             wire.descriptor_from(answer.descriptor),
             wire.fingerprint_from(answer.fingerprint),
             answer.region_ticket,
+            answer.device_id,
         )
 
     def stage(
-        self, fence: Fence, layout: Layout, descriptor: Descriptor, fingerprint: Fingerprint, timeout_s: float
+        self,
+        fence: Fence,
+        layout: Layout,
+        descriptor: Descriptor,
+        fingerprint: Fingerprint,
+        timeout_s: float,
+        pull: tuple[RegionRef, Plan] | None = None,
     ) -> tuple[bytes, float]:
-        """Reserve a shadow slot. Returns the ticket for its region and the seconds its prefault took."""
+        """Reserve a shadow slot. Returns the ticket for its region and the seconds its prefault took.
+
+        `pull`: the source's region, which the host maps, and the plan.
+        """
         request = pb.StageRequest(
             fence=wire.fence_to(fence),
             layout=wire.layout_to(layout),
             descriptor=wire.descriptor_to(descriptor),
             fingerprint=wire.fingerprint_to(fingerprint),
+            source_region=None if pull is None else wire.region_to(pull[0]),
+            plan=None if pull is None else wire.plan_to(pull[1]),
         )
         answer = self._call(self._stub.Stage, request, timeout_s)
         return answer.region_ticket, answer.prefault_s
@@ -77,6 +102,32 @@ class Host:
         request = pb.FreezeRequest(fence=wire.fence_to(fence), max_freeze_s=max_freeze_s)
         answer = self._call(self._stub.Freeze, request, timeout_s)
         return Frozen(wire.manifest_from(answer.manifest), answer.boundary_s)
+
+    def checksum(self, fence: Fence, plan: Plan, timeout_s: float) -> tuple[int, ...]:
+        """The source's checksum of each chunk, taken on its device."""
+        request = pb.ChecksumRequest(fence=wire.fence_to(fence), plan=wire.plan_to(plan))
+        return tuple(self._call(self._stub.Checksum, request, timeout_s).chunk_crcs)
+
+    @contextmanager
+    def pulling(
+        self, fence: Fence, plan: Plan, chunks: Sequence[int], flip_chunks: Sequence[int], timeout_s: float
+    ) -> Iterator[Callable[[], Pulled]]:
+        """Have the destination copy chunks (all if there are none) from the source's region into its slot.
+
+        What is given inside the block waits for the end of that.
+        """
+        request = pb.PullRequest(
+            fence=wire.fence_to(fence), plan=wire.plan_to(plan), chunks=chunks, flip_chunks=flip_chunks
+        )
+        call = self._stub.Pull.future(request, timeout=timeout_s)
+
+        def pulled() -> Pulled:
+            with rpc.calling(self._name):
+                answer = call.result()
+            return Pulled(tuple(answer.chunk_crcs), answer.copy_s, answer.verify_s)
+
+        with self._stop.waking(call.cancel):
+            yield pulled
 
     def attest(
         self, fence: Fence, side: Side, manifest: Manifest, plan: Plan, crcs: Sequence[int], timeout_s: float

@@ -6,15 +6,22 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from typing import TYPE_CHECKING
 
+from mover.codec.runs import Cutter, Run
 from mover.memory import Region
 from mover.messages import Outcome, Progress, WireFault
 from mover.receiving import Receiving
 from mover.sending import Sending
-from mover.verification import Checks, Unverified, lane_for, require_placement
+from mover.transports import require_codec
+from mover.verification import Checks, Lane, Unverified, lane_for, require_placement
 from worldline.errors import Cancelled, Internal, Unsupported
-from worldline.plan import Chunk, Plan
-from worldline.transport import Listener, ReceiveLink, SendLink, Terms, Transport
+from worldline.plan import RAW, Chunk, Placement, Plan
+from worldline.transport import CodedReceiveLink, Listener, ReceiveLink, SendLink, Terms, Transport
+
+if TYPE_CHECKING:
+    from mover.codec.behind import Behind
 
 
 class Job:
@@ -23,11 +30,19 @@ class Job:
     Source: `map`, `connect`, `run`, `close`. Destination: `map`, `listen`, `run`, `close`.
     """
 
-    def __init__(self, transports: Mapping[str, Transport], lane_threads: int, *, verified: bool = True) -> None:
+    def __init__(
+        self,
+        transports: Mapping[str, Transport],
+        lane_threads: int,
+        codec_threads: int = 1,
+        *,
+        verified: bool = True,
+    ) -> None:
         """`verified=False` is for a benchmark's arm without checksums: nothing that serves a mover can ask for it."""
         self._transports = transports
         self._verified = verified
         self._lane_threads = lane_threads
+        self._codec_threads = codec_threads
         self._lock = threading.Lock()
         self._cancelled = False
         self._region: Region | None = None
@@ -38,6 +53,7 @@ class Job:
         self._links: list[SendLink] = []
         self._incoming: list[ReceiveLink] = []
         self._half: Sending | Receiving | None = None
+        self._runs: Sequence[Run] = ()
         self._faults = 0
 
     def map(self, descriptor: int, size_bytes: int, *, writable: bool) -> None:
@@ -66,8 +82,10 @@ class Job:
         endpoint: str,
         faults: Sequence[WireFault],
         fired: Callable[[str, int], None],
+        runs: Sequence[Run] = (),
     ) -> None:
-        """Open every stream. `fired(kind, chunk)` is told of each injected fault."""
+        """Open every stream. `fired(kind, chunk)` is told of each injected fault; `runs` are for a codec."""
+        self._runs = runs
         transport, region = self._prepare(plan, terms)
         wrap = self._injector(faults, fired)
         for stream in range(plan.streams):
@@ -114,6 +132,10 @@ class Job:
                 f"transport {plan.transport[:32]!r} is not on this mover; it has {', '.join(self._transports)}",
                 reason="TRANSPORT_UNSUPPORTED",
             )
+        require_codec(plan.codec, plan.transport)
+        if plan.codec != RAW:
+            # Now, not while the session is frozen: loading the codec's libraries takes a tenth of a second.
+            import_module("mover.codec.zstd")
         self._plan, self._terms = plan, terms
         self._chunks = plan.chunks(region.size_bytes)
         return self._transports[plan.transport], region
@@ -149,11 +171,21 @@ class Job:
         return injector.wrap
 
     def _send(self, tick: Callable[[Progress], None]) -> Outcome:
-        sending = Sending(self._mapped_region().view, self._chunks, self._links, checksum=self._verified)
-        self._begin(sending)
-        sent = sending.run(lambda: tick(Progress(sending.sent_bytes, sending.retried_chunks, self._faults)))
+        region, ahead = self._mapped_region().view, None
+        if self._codec != RAW:
+            from mover.codec.ahead import Ahead  # only here: a data plane without coded moves stays light
+
+            ahead = Ahead(region, Cutter(self._runs), self._codec_threads, len(self._links))
+        try:
+            sending = Sending(region, self._chunks, self._links, ahead=ahead, checksum=self._verified)
+            self._begin(sending)
+            sent = sending.run(lambda: tick(Progress(sending.sent_bytes, sending.retried_chunks, self._faults)))
+        finally:
+            if ahead is not None:
+                ahead.close()
         tick(Progress(sending.sent_bytes, sending.retried_chunks, self._faults))
-        return Outcome(sent.crcs, sent.retried_chunks, sent.seconds, 0.0)
+        coding = ahead.counts() if ahead is not None else None
+        return Outcome(sent.crcs, sent.retried_chunks, sent.seconds, 0.0, coding=coding)
 
     def _receive(self, remaining_s: float, tick: Callable[[Progress], None]) -> Outcome:
         plan, listener, region = self._plan, self._listener, self._mapped_region()
@@ -167,12 +199,14 @@ class Job:
             self._require_wanted()
         checks = Checks(region.view, self._chunks)
         lane = lane_for(plan.placement, checks, self._lane_threads) if self._verified else Unverified(checks)
+        behind: Behind | None = None
         try:
-            receiving = Receiving(checks, lane, self._incoming, deadline - time.monotonic())
+            behind = self._behind(plan.placement, checks, lane)
+            receiving = Receiving(checks, behind or lane, self._incoming, deadline - time.monotonic())
             self._begin(receiving)
             received = receiving.run(lambda: tick(Progress(receiving.landed_bytes, receiving.retried_chunks)))
         finally:
-            lane.close()
+            (behind or lane).close()
         tick(Progress(receiving.landed_bytes, receiving.retried_chunks))
         return Outcome(
             received.crcs,
@@ -180,7 +214,29 @@ class Job:
             received.wire_s,
             received.verify_s,
             tuple(link.traceparent for link in self._incoming),
+            checks.checked_bytes,
+            checks.busy_s,
+            behind.counts() if behind is not None else None,
         )
+
+    def _behind(self, placement: Placement, checks: Checks, lane: Lane) -> Behind | None:
+        """What decodes before the lane checks, if this move is coded."""
+        if self._codec == RAW:
+            return None
+        from mover.codec.behind import Behind  # only here, as above
+
+        links = [link for link in self._incoming if isinstance(link, CodedReceiveLink)]
+        if len(links) < len(self._incoming):
+            raise Internal("this transport carries no coded chunks")
+        threads = 0 if placement is Placement.IN_PATH else self._codec_threads
+        behind = Behind(self._mapped_region().view, checks, lane, threads)
+        for link in links:
+            link.decode_with(behind)
+        return behind
+
+    @property
+    def _codec(self) -> str:
+        return self._plan.codec if self._plan is not None else RAW
 
     def _begin(self, half: Sending | Receiving) -> None:
         with self._lock:

@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from mover.codec.counts import Coding
 from mover.descriptors import receive_with_descriptor
 from mover.transports.rdma.config import RdmaConfig
 from worldline import errors
@@ -92,6 +93,7 @@ class PlaneConfig:
     data_host: str = ""
     congestion: str = ""
     lane_threads: int = 1
+    codec_threads: int = 1
     rdma: RdmaConfig = field(default_factory=RdmaConfig)
 
 
@@ -116,13 +118,19 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a job ended well: checksums by chunk, seconds from first to last byte and from there to the last check."""
+    """How a job ended well: checksums by chunk, seconds from first to last byte and from there to the last check.
+
+    `checked_bytes` took the threads of the lane `checking_s`, added up; `coding` is None where no codec was at work.
+    """
 
     crcs: tuple[int, ...]
     retried_chunks: int
     wire_s: float
     verify_s: float
     traceparents: tuple[str, ...] = ()
+    checked_bytes: int = 0
+    checking_s: float = 0.0
+    coding: Coding | None = None
 
 
 def plan_to(plan: Plan) -> Message:
@@ -209,6 +217,10 @@ class Fields:
             raise Internal(f"field {name} of a data plane's message is {type(value).__name__}, not a number")
         return float(value)
 
+    def has(self, name: str) -> bool:
+        """Whether a field says something."""
+        return self._message.get(name) is not None
+
     def inner(self, name: str) -> Message:
         """An object."""
         value = self._message[name]
@@ -226,6 +238,11 @@ class Fields:
     def wholes(self, name: str) -> tuple[int, ...]:
         """A list of integers."""
         return tuple(item for item in self.items(name) if isinstance(item, int))
+
+
+def coding_from(message: Message) -> Coding:
+    """The counts that `dataclasses.asdict` wrote."""
+    return Coding(**message)  # type: ignore[arg-type]  # both ends are of one release
 
 
 def rdma_from(message: Message) -> RdmaConfig:

@@ -8,17 +8,21 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from opentelemetry.trace import Span
+
+from mover.codec.runs import runs_of
 from mover.hosts import Frozen, Host, Registered
 from mover.messages import Outcome, Progress, WireFault
 from mover.peer import Peer, Verified
 from mover.plane import PlaneJob
 from mover.regions import fetched
+from mover.reporting import coding_fields, wire_attributes
 from mover.running import CALL_S, DATA_PLANE, Running, require_manifest, reserve_s
 from mover.stop import deadline_passed
 from worldline import telemetry, wire
-from worldline.errors import BadRequest, Mismatch, WorldlineError
+from worldline.errors import BadRequest, Mismatch, Unsupported, WorldlineError
 from worldline.move import TOKEN_BYTES, Fault, FaultKind, Fence, HostRef, StageTimes
-from worldline.plan import Plan
+from worldline.plan import RAW, Plan
 from worldline.receipt import Receipt, Side
 from worldline.transport import Terms
 from worldline.v1 import mover_service_pb2 as pb
@@ -108,8 +112,9 @@ class SourceMove:
             froze = time.monotonic()
             self._time(freeze_s=froze - start, boundary_s=min(frozen.boundary_s, froze - start))
 
-            with self._stage("wire"):
+            with self._stage("wire") as span:
                 outcome = self._carry(job, peer)
+                telemetry.set_attributes(span, wire_attributes(self._order.plan, self._said.total_bytes, outcome))
             self._time(wire_s=time.monotonic() - froze)
 
             with self._stage("verify"):
@@ -118,8 +123,17 @@ class SourceMove:
             self._time(wire_s=min(verified.wire_s, total_s), verify_s=max(0.0, total_s - verified.wire_s))
         self._said.stage = "verified"
         self._said.landed_bytes = self._said.total_bytes
-        self._log.info("move_verified", bytes=self._said.total_bytes, **dataclasses.asdict(self._said.times))
+        coding = outcome.coding
+        self._log.info(
+            "move_verified",
+            bytes=self._said.total_bytes,
+            **dataclasses.asdict(self._said.times),
+            **coding_fields(outcome, "codec_"),
+        )
         last = self.message()
+        last.wire_bytes = coding.wire_bytes if coding else self._said.total_bytes
+        last.encode_bytes_per_s = coding.rate_Bps if coding else 0.0
+        last.decode_bytes_per_s = verified.decode_Bps
         last.manifest.CopyFrom(wire.manifest_to(frozen.manifest))
         last.source_receipt.CopyFrom(wire.receipt_to(receipt))
         last.destination_receipt.CopyFrom(wire.receipt_to(verified.receipt))
@@ -127,24 +141,36 @@ class SourceMove:
 
     # --- stages
 
+    def _registered(self, registered: Registered) -> Registered:
+        """What the source host has registered, checked."""
+        if registered.descriptor.session_id != self._order.fence.session_id:
+            raise Mismatch(f"the host registered session {registered.descriptor.session_id}", reason="WRONG_SESSION")
+        self._said.total_bytes = registered.layout.region_bytes
+        return registered
+
+    def _opening(self, registered: Registered) -> pb.ReceiveOpen:
+        """What the destination's mover is asked to reserve."""
+        order = self._order
+        return pb.ReceiveOpen(
+            fence=wire.fence_to(dataclasses.replace(order.fence, incarnation=order.destination.incarnation)),
+            plan=wire.plan_to(order.plan),
+            layout=wire.layout_to(registered.layout),
+            descriptor=wire.descriptor_to(registered.descriptor),
+            fingerprint_digest=registered.fingerprint.digest,
+            fingerprint_fields=dict(registered.fingerprint.fields),
+            destination=wire.host_to(order.destination),
+        )
+
     def _reserve(self, job: PlaneJob, peer: Peer) -> Registered:
         order = self._order
-        registered = self._host.register_state(order.fence, CALL_S)
-        layout = registered.layout
-        if registered.descriptor.session_id != order.fence.session_id:
-            raise Mismatch(f"the host registered session {registered.descriptor.session_id}", reason="WRONG_SESSION")
-        self._said.total_bytes = layout.region_bytes
-        peer.open(
-            pb.ReceiveOpen(
-                fence=wire.fence_to(dataclasses.replace(order.fence, incarnation=order.destination.incarnation)),
-                plan=wire.plan_to(order.plan),
-                layout=wire.layout_to(layout),
-                descriptor=wire.descriptor_to(registered.descriptor),
-                fingerprint_digest=registered.fingerprint.digest,
-                fingerprint_fields=dict(registered.fingerprint.fields),
-                destination=wire.host_to(order.destination),
+        registered = self._registered(self._host.register_state(order.fence, CALL_S))
+        if registered.device_id:
+            raise Unsupported(
+                f"the state lies on device {registered.device_id}, which no mover can map: use placement DEVICE",
+                reason="STATE_ON_DEVICE",
             )
-        )
+        layout = registered.layout
+        peer.open(self._opening(registered))
         with fetched(
             self._running.regions_dir, order.source.host_id, registered.ticket, self._stop, CALL_S
         ) as descriptor:
@@ -165,7 +191,8 @@ class SourceMove:
             telemetry.inject().get("traceparent", ""),
         )
         with self._watch.during(DATA_PLANE, order.plan.no_progress_s + CALL_S):
-            job.connect(self._stop, order.plan, terms, ready.endpoint, self._wire_faults(), self._fired)
+            runs = runs_of(layout) if order.plan.codec != RAW else ()
+            job.connect(self._stop, order.plan, terms, ready.endpoint, self._wire_faults(), self._fired, runs)
         return registered
 
     def _freeze(self, registered: Registered, asked: float) -> Frozen:
@@ -219,8 +246,8 @@ class SourceMove:
             peer.close()
 
     @contextmanager
-    def _stage(self, name: str) -> Iterator[None]:
-        with telemetry.span(name):
+    def _stage(self, name: str) -> Iterator[Span]:
+        with telemetry.span(name) as span:
             for fault in self._order.faults:
                 if fault.kind is FaultKind.HOLD and fault.step == name:
                     self._log.warning("fault_injected", kind=fault.kind.name, step=name, seconds=fault.seconds)
@@ -229,7 +256,7 @@ class SourceMove:
                     self._stop.sleep(fault.seconds)
             self._enter(name)
             self._stop.check()
-            yield
+            yield span
 
     def _enter(self, stage: str) -> None:
         self._said.stage = stage

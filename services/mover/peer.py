@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import grpc
@@ -25,11 +25,12 @@ _MIN_BEAT_S = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """The destination's receipt, and the seconds it measured."""
+    """The destination's receipt, the seconds it measured, and the rate at which one thread decoded (0: none did)."""
 
     receipt: Receipt
     wire_s: float
     verify_s: float
+    decode_Bps: float
 
 
 class Peer:
@@ -83,9 +84,10 @@ class Peer:
         """Tell it that the bytes come."""
         self._outbox.put(pb.ReceiveRequest(start=pb.ReceiveStart(remaining_s=remaining_s)))
 
-    def finish(self, manifest: Manifest) -> None:
-        """Tell it that all was sent."""
-        self._outbox.put(pb.ReceiveRequest(finish=pb.ReceiveFinish(manifest=wire.manifest_to(manifest))))
+    def finish(self, manifest: Manifest, source_crcs: Sequence[int] = ()) -> None:
+        """Tell it that all was sent; for a move that hosts carry, with the source's checksums."""
+        finish = pb.ReceiveFinish(manifest=wire.manifest_to(manifest), source_chunk_crcs=source_crcs)
+        self._outbox.put(pb.ReceiveRequest(finish=finish))
 
     def verified(self) -> Verified:
         """Wait for its receipt."""
@@ -133,7 +135,9 @@ class Peer:
                 self._ready = response.ready
             elif kind == "verified":
                 message = response.verified
-                self._verified = Verified(wire.receipt_from(message.receipt), message.wire_s, message.verify_s)
+                self._verified = Verified(
+                    wire.receipt_from(message.receipt), message.wire_s, message.verify_s, message.decode_bytes_per_s
+                )
                 self._watch.forget(WHO)
             self._changed.notify_all()
 

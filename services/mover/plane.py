@@ -9,6 +9,8 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 
+from mover.capacity import smoothed_Bps
+from mover.codec.runs import Run
 from mover.messages import (
     Fields,
     Message,
@@ -17,6 +19,7 @@ from mover.messages import (
     PlaneConfig,
     Progress,
     WireFault,
+    coding_from,
     error_from,
     plan_to,
     terms_to,
@@ -27,7 +30,7 @@ from worldline.errors import TimedOut, Unavailable, WorldlineError
 from worldline.plan import Plan
 from worldline.transport import Terms
 
-START_S = 10.0
+START_S = 30.0
 CLOSE_S = 2.0
 _BACKOFF_S = (0.0, 0.1, 0.5, 2.0, 5.0)
 
@@ -39,6 +42,7 @@ class DataPlane:
         self.starts = 0
         self.moved_bytes = 0
         self.retransmit_floor_s = 0.0
+        self.verify_Bps = 0.0
         self._config = config
         self._changed = changed
         self._lock = threading.Condition()
@@ -88,10 +92,11 @@ class DataPlane:
         with self._lock:
             self._jobs.pop(number, None)
 
-    def count(self, moved_bytes: int) -> None:
+    def count(self, moved_bytes: int, outcome: Outcome) -> None:
         """Called by a job that has moved its region."""
         with self._lock:
             self.moved_bytes += moved_bytes
+            self.verify_Bps = smoothed_Bps(self.verify_Bps, outcome.checked_bytes, outcome.checking_s)
 
     def kill(self, why: str) -> None:
         """End the child for certain: nothing it had mapped is written any more. A new one is started."""
@@ -160,6 +165,7 @@ class DataPlane:
         with self._lock:
             self.starts += 1
             self.retransmit_floor_s = Fields(message).real("retransmit_floor_s")
+            self.verify_Bps = Fields(message).real("verify_Bps")
             self._pipe = pipe
             self._lock.notify_all()
         telemetry.log("mover").info("data_plane_ready", pid=message["ready"], starts=self.starts)
@@ -198,6 +204,7 @@ class PlaneJob:
 
     def __init__(self, plane: DataPlane, pipe: Pipe, number: int) -> None:
         self.mapped = False
+        self._asked = False  # as long as it is not, the data plane knows nothing of this job
         self._plane = plane
         self._pipe = pipe
         self._number = number
@@ -229,8 +236,9 @@ class PlaneJob:
         endpoint: str,
         faults: Sequence[WireFault] = (),
         fired: Callable[[str, int], None] = lambda kind, chunk: None,
+        runs: Sequence[Run] = (),
     ) -> None:
-        """Open the streams of a move. `fired(kind, chunk)` is told of each injected fault."""
+        """Open the streams of a move. `fired(kind, chunk)` is told of each injected fault; `runs` are for a codec."""
         self._fault = fired
         wire_faults = [dataclasses.asdict(fault) for fault in faults]
         self._ask(
@@ -241,6 +249,8 @@ class PlaneJob:
                 "terms": terms_to(terms),
                 "endpoint": endpoint,
                 "faults": list(wire_faults),
+                "ends": [run.end for run in runs],
+                "widths": [run.width for run in runs],
             },
         )
 
@@ -248,14 +258,18 @@ class PlaneJob:
         """Move every byte. `progress` is told about ten times a second, as long as the data plane is alive."""
         self._progress = progress
         fields = Fields(self._ask(stop, {"verb": "run", "remaining_s": remaining_s}))
-        self._plane.count(self._size_bytes)
-        return Outcome(
+        outcome = Outcome(
             fields.wholes("crcs"),
             fields.whole("retried_chunks"),
             fields.real("wire_s"),
             fields.real("verify_s"),
             tuple(str(item) for item in fields.items("traceparents")),
+            fields.whole("checked_bytes"),
+            fields.real("checking_s"),
+            coding_from(fields.inner("coding")) if fields.has("coding") else None,
         )
+        self._plane.count(self._size_bytes, outcome)
+        return outcome
 
     def close(self) -> None:
         """Return when the region is unmapped: by its own word, or because the data plane is dead.
@@ -267,6 +281,9 @@ class PlaneJob:
             return
         self._closed = True
         self._progress = lambda progress: None
+        if not self._asked:
+            self._plane.forget(self._number)
+            return
         try:
             self._put({"verb": "close"}, None)
             with self._changed:
@@ -311,6 +328,7 @@ class PlaneJob:
     def _put(self, message: Message, descriptor: int | None) -> None:
         with self._changed:
             self._reply = None
+        self._asked = True
         self._pipe.send({"job": self._number, **message}, descriptor)
 
     def _ask(self, stop: Stop, message: Message, descriptor: int | None = None) -> Message:

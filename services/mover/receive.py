@@ -5,26 +5,28 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import grpc
+from opentelemetry import trace
 
+from mover.carriers import require_carrier
 from mover.hosts import Host
-from mover.messages import Progress
+from mover.messages import Outcome, Progress
 from mover.peer import beat_every
 from mover.regions import fetched
+from mover.reporting import coding_fields, wire_attributes
 from mover.running import CALL_S, DATA_PLANE, Running, require_manifest, reserve_s
 from mover.stop import deadline_passed
-from mover.verification import require_placement
 from worldline import telemetry, wire
 from worldline.errors import BadRequest, Unavailable, WorldlineError
 from worldline.layout import Layout
 from worldline.manifest import Descriptor, Fingerprint
-from worldline.move import Fence, HostRef, new_token
+from worldline.move import Fence, HostRef, RegionRef, new_token
 from worldline.plan import Plan
-from worldline.receipt import Side
+from worldline.receipt import Receipt, Side
 from worldline.transport import Terms
 from worldline.v1 import mover_service_pb2 as pb
 
@@ -43,6 +45,8 @@ class ReceiveOrder:
     descriptor: Descriptor
     fingerprint: Fingerprint
     destination: HostRef
+    source_region: RegionRef | None = None
+    flip_chunks: tuple[int, ...] = ()
 
 
 def order_from(message: pb.ReceiveOpen) -> ReceiveOrder:
@@ -54,6 +58,8 @@ def order_from(message: pb.ReceiveOpen) -> ReceiveOrder:
         wire.descriptor_from(message.descriptor),
         Fingerprint(dict(message.fingerprint_fields)),
         wire.host_from(message.destination, "destination"),
+        wire.region_from(message.source_region, "open.source_region") if message.HasField("source_region") else None,
+        tuple(message.flip_chunks),
     )
     if order.fingerprint.digest != message.fingerprint_digest:
         raise BadRequest(
@@ -66,7 +72,7 @@ def order_from(message: pb.ReceiveOpen) -> ReceiveOrder:
             f"the descriptor is of session {order.descriptor.session_id}, the fence of {order.fence.session_id}",
             violations={"open.descriptor.session_id": "not the fence's"},
         )
-    require_placement(order.plan.placement)
+    require_carrier(order.plan)
     order.plan.chunks(order.layout.region_bytes)
     return order
 
@@ -182,34 +188,58 @@ class DestinationMove:
                 pb.ReceiveResponse(ready=pb.ReceiveReady(endpoint=endpoint, token=terms.token, prefault_s=prefault_s))
             )
 
-            remaining_s = inbox.next("start").start.remaining_s
-            if not 0 < remaining_s <= order.plan.deadline_s:
-                raise BadRequest(f"{remaining_s} s are left of {order.plan.deadline_s} s", reason="BAD_DEADLINE")
-            running.end_by(
-                time.monotonic() + remaining_s,
-                lambda: deadline_passed("deadline_s", order.plan.deadline_s, "wire or verify"),
-            )
+            remaining_s = self._started(inbox)
             with running.watch.during(DATA_PLANE, order.plan.no_progress_s):
                 outcome = job.run(self._stop, remaining_s, self._heard)
+            attributes = wire_attributes(order.plan, size_bytes, outcome)
+            telemetry.set_attributes(trace.get_current_span(), attributes)
             # Nothing of ours can write into the slot any more when the host is asked to vouch for it.
             job.close()
 
-            manifest = wire.manifest_from(inbox.next("finish").finish.manifest)
-            require_manifest(manifest, order.fence, order.layout, order.descriptor, order.fingerprint)
-            budget_s = max(0.001, min(order.plan.no_progress_s, running.remaining_s))
-            receipt = self._host.attest(order.fence, Side.DESTINATION, manifest, order.plan, outcome.crcs, budget_s)
+            receipt = self._attested(inbox.next("finish").finish, outcome.crcs)
+        self._received(receipt, outcome)
+
+    def _started(self, inbox: Inbox) -> float:
+        """Wait until the source is frozen. Returns the seconds left, by which the move ends from now on."""
+        deadline_s = self._order.plan.deadline_s
+        remaining_s = inbox.next("start").start.remaining_s
+        if not 0 < remaining_s <= deadline_s:
+            raise BadRequest(f"{remaining_s} s are left of {deadline_s} s", reason="BAD_DEADLINE")
+        self._running.end_by(
+            time.monotonic() + remaining_s, lambda: deadline_passed("deadline_s", deadline_s, "wire or verify")
+        )
+        return remaining_s
+
+    def _attested(self, finish: pb.ReceiveFinish, crcs: Sequence[int]) -> Receipt:
+        """The host's receipt over the slot's checksums."""
+        order = self._order
+        manifest = wire.manifest_from(finish.manifest)
+        require_manifest(manifest, order.fence, order.layout, order.descriptor, order.fingerprint)
+        budget_s = max(0.001, self._attest_s())
+        return self._host.attest(order.fence, Side.DESTINATION, manifest, order.plan, crcs, budget_s)
+
+    def _attest_s(self) -> float:
+        """Seconds that the receipt may take."""
+        return min(self._order.plan.no_progress_s, self._running.remaining_s)
+
+    def _received(self, receipt: Receipt, outcome: Outcome) -> None:
+        """Tell the source's mover of the receipt."""
         self._log.info(
             "received",
-            bytes=size_bytes,
+            bytes=self._order.layout.region_bytes,
             retried_chunks=outcome.retried_chunks,
             wire_s=outcome.wire_s,
             verify_s=outcome.verify_s,
             traceparents=sorted({*outcome.traceparents}),
+            **coding_fields(outcome, "codec_"),
         )
         self._say(
             pb.ReceiveResponse(
                 verified=pb.ReceiveVerified(
-                    receipt=wire.receipt_to(receipt), verify_s=outcome.verify_s, wire_s=outcome.wire_s
+                    receipt=wire.receipt_to(receipt),
+                    verify_s=outcome.verify_s,
+                    wire_s=outcome.wire_s,
+                    decode_bytes_per_s=outcome.coding.rate_Bps if outcome.coding is not None else 0.0,
                 )
             )
         )

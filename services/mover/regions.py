@@ -44,6 +44,7 @@ def fetched(regions_dir: Path, host_id: str, ticket: bytes, stop: Stop, timeout_
             retry_after_s=1.0,
         ) from None
     try:
+        stop.check()  # a socket that was shut down to wake us reads like one that was closed
         if answer != _GRANTED or descriptor is None:
             raise NotAllowed(f"engine host {host_id} refused the region's ticket", reason="TICKET_REFUSED")
         yield descriptor

@@ -22,11 +22,12 @@ class Registration:
         channels: rpc.Channels,
         admission: str,
         registration: pb.MoverRegistration,
-        moves: Callable[[], int],
+        beat: Callable[[], pb.HeartbeatMoverRequest],
     ) -> None:
+        """`beat` makes each heartbeat."""
         self._stub = AdmissionServiceStub(channels.to(admission))
         self._registration = registration
-        self._moves = moves
+        self._beat_message = beat
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="registration", daemon=True)
         self._log = telemetry.log("mover")
@@ -61,7 +62,5 @@ class Registration:
     def _beat(self, heartbeat_s: float) -> float | None:
         """The pace to go on with; None when admission wants a new registration."""
         with rpc.calling("admission"):
-            answer = self._stub.HeartbeatMover(
-                pb.HeartbeatMoverRequest(mover_id=self._registration.mover_id, moves=self._moves()), timeout=_CALL_S
-            )
+            answer = self._stub.HeartbeatMover(self._beat_message(), timeout=_CALL_S)
         return None if answer.unknown else heartbeat_s

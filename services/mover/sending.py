@@ -1,17 +1,25 @@
-"""The sending half of the pipeline: checksum a piece of the source region, put it on a stream while it is in cache."""
+"""The sending half of the pipeline: checksum a piece of the source region, put it on a stream while it is in cache.
+
+In a coded move the first round takes its pieces from threads that code ahead; what is wanted again is sent raw.
+"""
 
 from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from mover.parallel import Together
 from worldline.crc import PIECE_BYTES, crc32
-from worldline.errors import BadRequest, Cancelled, DataLoss
+from worldline.errors import BadRequest, Cancelled, DataLoss, Internal
 from worldline.plan import Chunk
-from worldline.transport import SendLink
+from worldline.transport import CodedSendLink, Piece, SendLink
+
+if TYPE_CHECKING:
+    from mover.codec.ahead import Ahead
 
 _TICK_S = 0.1
 
@@ -29,14 +37,21 @@ class Sending:
     """One move's sending half. `sent_bytes` and `retried_chunks` may be read while `run` runs."""
 
     def __init__(
-        self, region: memoryview, chunks: Sequence[Chunk], links: Sequence[SendLink], *, checksum: bool = True
+        self,
+        region: memoryview,
+        chunks: Sequence[Chunk],
+        links: Sequence[SendLink],
+        *,
+        ahead: Ahead | None = None,
+        checksum: bool = True,
     ) -> None:
-        """`checksum=False` is for a benchmark's arm without verification."""
+        """`ahead` makes it a coded move. `checksum=False` is for a benchmark's arm without verification."""
         self.sent_bytes = 0
         self.retried_chunks = 0
         self._region = region
         self._chunks = chunks
         self._links = links
+        self._ahead = ahead
         self._checksum = checksum
         self._crcs: list[int | None] = [None] * len(chunks)
         self._left: Iterator[Chunk] = iter(chunks)
@@ -53,7 +68,7 @@ class Sending:
         if self._cancelled:
             raise Cancelled("the move was cancelled before its first byte", reason="LINK_CLOSED")
         start = time.monotonic()
-        streams = [lambda link=link: self._stream(link) for link in self._links]
+        streams = [lambda number=number: self._stream(number) for number in range(len(self._links))]
         Together(streams, self._close, "send").wait(_TICK_S, tick)
         crcs = tuple(crc for crc in self._crcs if crc is not None)
         return Sent(crcs, self.retried_chunks, time.monotonic() - start)
@@ -64,10 +79,15 @@ class Sending:
         self._close()
 
     def _close(self) -> None:
+        if self._ahead is not None:
+            self._ahead.cancel()
         for link in self._links:
             link.close()
 
-    def _stream(self, link: SendLink) -> None:
+    def _stream(self, number: int) -> None:
+        link = self._links[number]
+        if self._ahead is not None:
+            self._stream_coded(number, link, self._ahead)
         while (chunk := self._next()) is not None:
             self._send(link, chunk)
         wanted = link.finish()
@@ -81,6 +101,26 @@ class Sending:
             self._send(link, self._chunks[index])
         if link.finish():
             raise BadRequest("the receiver wants chunks a third time", reason="BAD_ANSWER")
+
+    def _stream_coded(self, number: int, link: SendLink, ahead: Ahead) -> None:
+        """One stream's first round. Some chunks are always reserved: their pieces are coded before their turn."""
+        if not isinstance(link, CodedSendLink):
+            raise Internal("this transport carries no coded chunks")
+        reserved: deque[Chunk] = deque()
+
+        def take() -> tuple[Piece, Sequence[memoryview]]:
+            reserve()
+            return ahead.take(number)
+
+        def reserve() -> None:
+            while ahead.wants(number) and (chunk := self._next()) is not None:
+                ahead.reserve(number, chunk)
+                reserved.append(chunk)
+
+        reserve()
+        while reserved:
+            self._send_coded(link, reserved.popleft(), take)
+            reserve()
 
     def _next(self) -> Chunk | None:
         with self._lock:
@@ -96,6 +136,24 @@ class Sending:
                     crc = crc32(piece, crc)
                 link.write(piece, at)
         link.end(crc)
+        self._keep(chunk, crc)
+
+    def _send_coded(
+        self, link: CodedSendLink, chunk: Chunk, take: Callable[[], tuple[Piece, Sequence[memoryview]]]
+    ) -> None:
+        crc = 0
+        link.begin_coded(chunk)
+        at, end = chunk.offset, chunk.offset + chunk.size_bytes
+        while at < end:
+            piece, payload = take()
+            with self._region[at : at + piece.size_bytes] as data:
+                crc = crc32(data, crc)
+                link.write_piece(piece, payload if piece.planes else (data,))
+            at += piece.size_bytes
+        link.end(crc)
+        self._keep(chunk, crc)
+
+    def _keep(self, chunk: Chunk, crc: int) -> None:
         before, self._crcs[chunk.index] = self._crcs[chunk.index], crc
         if before is not None and before != crc:
             raise _torn(chunk, before, crc)

@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 
 import grpc
 
+from mover import probing
+from mover.carriers import hosts_carry, require_carrier
 from mover.flights import Flights
 from mover.move import MoveOrder, SourceMove
 from mover.plane import DataPlane
 from mover.probe import probe
+from mover.pulled import PulledDestination, PulledSource
 from mover.receive import DestinationMove, order_from
 from mover.registration import Registration
 from mover.running import CALL_S, Running
 from mover.settings import MoverSettings
 from mover.stop import Stop
 from mover.streaming import Outbox, relay
-from mover.verification import require_placement
+from mover.transports import require_codec
+from mover.verification import PLACEMENTS
 from worldline import rpc, telemetry, wire
-from worldline.errors import BadRequest, NotAllowed, Unsupported, WorldlineError
-from worldline.plan import Plan
+from worldline.errors import BadRequest, Cancelled, NotAllowed, Unsupported, WorldlineError
+from worldline.plan import CODECS, Placement, Plan
 from worldline.v1 import admission_service_pb2 as admission_pb
 from worldline.v1 import mover_service_pb2 as pb
 from worldline.v1.mover_service_pb2_grpc import MoverServiceServicer, add_MoverServiceServicer_to_server
@@ -61,7 +66,8 @@ class MoverService(MoverServiceServicer):
         with self._flights.out(order.fence.move_id, stop):
             running = self._running(stop)
             try:
-                move = SourceMove(running, order, outbox.progress)
+                carried = PulledSource if hosts_carry(order.plan) else SourceMove
+                move = carried(running, order, outbox.progress)
                 yield from relay(
                     context,
                     stop,
@@ -85,7 +91,8 @@ class MoverService(MoverServiceServicer):
         with self._flights.incoming(order.fence.move_id, stop):
             running = self._running(stop)
             try:
-                move = DestinationMove(running, order, outbox.put, outbox.progress)
+                carried = PulledDestination if hosts_carry(order.plan) else DestinationMove
+                move = carried(running, order, outbox.put, outbox.progress)
                 yield from relay(
                     context,
                     stop,
@@ -95,6 +102,40 @@ class MoverService(MoverServiceServicer):
                     beat_s=move.beat_s,
                     beat=move.message,
                 )
+            finally:
+                running.close()
+
+    def Probe(self, request: pb.ProbeRequest, context: grpc.ServicerContext) -> pb.ProbeResponse:
+        """See the proto."""
+        self._require_plan(wire.plan_from(request.plan))
+        with self._probed(request.probe_id, context, self._flights.out) as running:
+            return probing.send(running, request)
+
+    def ReceiveProbe(
+        self, request: pb.ReceiveProbeRequest, context: grpc.ServicerContext
+    ) -> Iterator[pb.ReceiveProbeResponse]:
+        """See the proto."""
+        probe = probing.probe_from(request, request.token)
+        self._require_plan(probe.plan)
+        with self._probed(request.probe_id, context, self._flights.incoming) as running:
+            yield from probing.receive(running, probe)
+
+    @contextmanager
+    def _probed(
+        self, probe_id: str, context: grpc.ServicerContext, claim: Callable[[str, Stop], AbstractContextManager[None]]
+    ) -> Iterator[Running]:
+        """A probe in flight, like a move; it ends when its caller leaves."""
+        stop = Stop()
+
+        def left() -> None:
+            stop.tell(Cancelled("the caller cancelled the probe or its deadline passed"))
+
+        with claim(probe_id, stop):
+            running = self._running(stop)
+            try:
+                if not context.add_callback(left):
+                    left()
+                yield running
             finally:
                 running.close()
 
@@ -116,7 +157,8 @@ class MoverService(MoverServiceServicer):
         return Running(self._plane, self._channels, self._settings.regions_dir, stop)
 
     def _require_plan(self, plan: Plan) -> None:
-        require_placement(plan.placement)
+        require_carrier(plan)
+        require_codec(plan.codec, plan.transport)
         if plan.transport not in self._settings.transport_names:
             raise Unsupported(
                 f"transport {plan.transport!r} is not on this mover; it has {self._settings.transports}",
@@ -216,8 +258,17 @@ class Mover:
             transports=self._settings.transport_names,
             max_receives=self._settings.max_receives,
             retransmit_floor_s=self._plane.retransmit_floor_s,
+            verify_bytes_per_s=self._plane.verify_Bps,
+            verify_threads=self._settings.lane_threads,
+            placements=[int(placement) for placement in (*PLACEMENTS, Placement.DEVICE)],  # type: ignore[misc]
+            codecs=CODECS,
         )
-        self._registration = Registration(
-            self._channels, self._settings.admission, registration, lambda: len(self._flights.ids())
-        )
+        self._registration = Registration(self._channels, self._settings.admission, registration, self._beat)
         self._registration.start()
+
+    def _beat(self) -> admission_pb.HeartbeatMoverRequest:
+        return admission_pb.HeartbeatMoverRequest(
+            mover_id=self._settings.mover_id,
+            moves=len(self._flights.ids()),
+            verify_bytes_per_s=self._plane.verify_Bps,
+        )

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import socket
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from mover.messages import PlaneConfig
 from mover.transports import ALWAYS, NAMES, TransportConfig, lack_of
 from mover.transports.rdma.config import DETECT, RdmaConfig
-from worldline.settings import ID_PATTERN, ServiceSettings
+from worldline.settings import ID_PATTERN, ServiceSettings, are_addresses
 
 
 def default_congestion() -> str:
@@ -25,6 +26,11 @@ def default_congestion() -> str:
         except OSError:
             return ""
     return "cubic"
+
+
+def default_codec_threads() -> int:
+    """Half of the cores: the wire, checksums and sessions have the others."""
+    return max(1, min(8, len(os.sched_getaffinity(0)) // 2))
 
 
 def rdma_config(values: Mapping[str, object]) -> RdmaConfig:
@@ -47,7 +53,7 @@ class MoverSettings(ServiceSettings):
 
     mover_id: str = Field(pattern=ID_PATTERN, description="this mover, unique in the fleet")
     regions_dir: Path = Field(description="directory of the Unix sockets by which engine hosts hand over regions")
-    admission: str = Field("", description="admission service, host:port; empty: not registered anywhere")
+    admission: str = Field("", description="admission service, host:port, several with commas; empty: none")
     address: str = Field("", description="control address that others are told, host:port; empty: where it listens")
     data_listen: str = Field("127.0.0.1:0", description="address of the data port, host:port; port 0 picks a free one")
     data_host: str = Field("", description="host of the data port that others are told; empty: that of data_listen")
@@ -65,8 +71,8 @@ class MoverSettings(ServiceSettings):
         7, ge=0, le=7, description="times that a full receiver is tried again; 7: for ever"
     )
     rdma_depth: int = Field(64, ge=8, le=8192, description="writes of a stream that may be unacknowledged")
-    rdma_completions: Literal["backoff", "poll"] = Field(
-        "backoff", description="how completions are waited for: with pauses, or spinning on a core a stream"
+    rdma_completions: Literal["event", "poll"] = Field(
+        "event", description="how completions are waited for: asleep, or spinning on a core a stream"
     )
     rdma_access: Literal["window", "registration"] = Field(
         "window", description="what lets a peer in for one move: memory windows, or a registration made for it"
@@ -88,6 +94,19 @@ class MoverSettings(ServiceSettings):
         description="TCP congestion control; cubic where this process may choose it; empty: the kernel's",
     )
     lane_threads: int = Field(1, ge=1, le=16, description="threads that verify one move's chunks as they land")
+    codec_threads: int = Field(
+        default_factory=default_codec_threads,
+        ge=1,
+        le=16,
+        description="threads that code or decode one move; half of the cores, at most 8, if not given",
+    )
+
+    @field_validator("admission")
+    @classmethod
+    def _admission_is_addresses(cls, value: str) -> str:
+        if value and not are_addresses(value):
+            raise ValueError(f"{value[:64]!r} is not host:port, or several with commas")
+        return value
 
     @model_validator(mode="after")
     def _is_coherent(self) -> MoverSettings:
@@ -120,6 +139,7 @@ class MoverSettings(ServiceSettings):
             self.data_host,
             self.congestion,
             self.lane_threads,
+            self.codec_threads,
             rdma_config(self.model_dump()),
         )
 

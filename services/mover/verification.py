@@ -6,9 +6,11 @@ Where it runs is the plan's placement; each placement is one module and one row 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
+from mover.verify_in_path import InPath
 from mover.verify_pipelined import Pipelined
 from mover.verify_sequential import Sequential
 from worldline.crc import PIECE_BYTES, crc32
@@ -18,7 +20,10 @@ from worldline.transport import Landed
 
 
 class Checks:
-    """What is known of each chunk: its CRC-32 at the source and in the slot. Safe from any thread."""
+    """What is known of each chunk: its CRC-32 at the source and in the slot. Safe from any thread.
+
+    `busy_s` are the seconds that threads took for `checked_bytes`, added up.
+    """
 
     def __init__(self, region: memoryview, chunks: Sequence[Chunk]) -> None:
         self.chunks = chunks
@@ -27,6 +32,7 @@ class Checks:
         self._source: list[int | None] = [None] * len(chunks)
         self._slot: list[int | None] = [None] * len(chunks)
         self.checked_bytes = 0
+        self.busy_s = 0.0
 
     def expect(self, landed: Landed) -> None:
         """Keep what the source says of a chunk."""
@@ -36,6 +42,7 @@ class Checks:
 
     def check(self, chunk: Chunk) -> None:
         """Take the chunk's CRC-32 from the slot, in pieces that stay in the cache."""
+        start = time.perf_counter()
         crc = 0
         end = chunk.offset + chunk.size_bytes
         for at in range(chunk.offset, end, PIECE_BYTES):
@@ -43,6 +50,7 @@ class Checks:
                 crc = crc32(piece, crc)
         with self._lock:
             self._slot[chunk.index] = crc
+            self.busy_s += time.perf_counter() - start
             self.checked_bytes += chunk.size_bytes
 
     def accept_unchecked(self, landed: Landed) -> None:
@@ -76,7 +84,7 @@ class Lane(Protocol):
     """One placement at work on one move."""
 
     def landed(self, landed: Landed) -> None:
-        """A chunk lies in the slot. May block while the lane is full; raises Cancelled after `close`."""
+        """A chunk lies in the slot. Only IN_PATH keeps the receive thread. Raises Cancelled after `close`."""
 
     def drain(self) -> None:
         """Return when every chunk that landed has been checked, or raise what went wrong."""
@@ -88,7 +96,9 @@ class Lane(Protocol):
 _LANES: Mapping[Placement, Callable[[Checks, int], Lane]] = {
     Placement.PIPELINED: Pipelined,
     Placement.SEQUENTIAL: Sequential,
+    Placement.IN_PATH: InPath,
 }
+PLACEMENTS = tuple(_LANES)
 
 
 def lane_for(placement: Placement, checks: Checks, threads: int) -> Lane:

@@ -1,4 +1,8 @@
-"""Placement PIPELINED: chunks are checked on the lane's own threads while later ones arrive."""
+"""Placement PIPELINED: chunks are checked on the lane's own threads while later ones arrive.
+
+A receive thread never waits for the lane: what waits is a reference to a chunk that lies in the slot already, and there
+are no more of them than the plan has chunks.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +15,6 @@ from worldline.transport import Landed
 
 if TYPE_CHECKING:
     from mover.verification import Checks
-
-# Chunks that may wait: the receive threads are held back before the lane falls far behind.
-_WAITING_CHUNKS = 16
 
 
 class Pipelined:
@@ -36,7 +37,6 @@ class Pipelined:
         """See `Lane`."""
         self._checks.expect(landed)
         with self._changed:
-            self._changed.wait_for(lambda: len(self._waiting) < _WAITING_CHUNKS or self._closed or self._failed)
             self._require_open()
             self._waiting.append(landed)
             self._changed.notify_all()

@@ -89,6 +89,11 @@ class FakeHost(EngineHostServiceServicer):
         """How movers are told of it."""
         return HostRef(self.host_id, 1, self.address)
 
+    def fill(self, content: bytes) -> None:
+        """Let the session's state be this."""
+        self.content = content
+        os.pwrite(self._source, content, 0)
+
     def slot_bytes(self) -> bytes:
         """What lies in the shadow slot."""
         assert self.slot is not None

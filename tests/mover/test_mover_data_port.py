@@ -20,7 +20,8 @@ from mover.transports.tcp_port import GREETING, MAGIC, MAX_GREETING, VERSION
 from worldline.errors import BadRequest, Exhausted, TimedOut, Unavailable
 from worldline.move import new_token
 from worldline.plan import Placement, Plan
-from worldline.transport import Listener, Terms
+from worldline.testing.coded import Keeper
+from worldline.transport import CodedReceiveLink, Listener, Terms
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
 
@@ -203,6 +204,49 @@ def test_a_lying_header_takes_no_memory(expected: tuple[Terms, Listener, bytearr
         receiver.close()
     assert error.value.reason == "BAD_CHUNK"
     assert slot == bytes(SIZE_BYTES)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 << 10
+
+
+def piece(offset: int, size: int, *planes: int, count: int | None = None, magic: bytes = b"WLPC") -> bytes:
+    """The header of a piece of a coded chunk."""
+    sizes = (*planes, 0, 0, 0, 0)[:4]
+    return struct.pack(">4sIQI4I28x", magic, len(planes) if count is None else count, offset, size, *sizes)
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        piece(0, 4096, 4097),
+        piece(0, 4096, 0xFFFFFFFF),
+        piece(0, 0xFFFFFFFF),
+        piece(0, 8192),
+        piece(0, 0),
+        piece(64, 64, 9),
+        piece(1 << 63, 64, 9),
+        piece(0, 4096, 1, 1, 1),
+        piece(0, 63, 1, 1),
+        piece(0, 4096, count=5),
+        piece(0, 4096, count=1 << 31),
+        piece(0, 4096, 9, magic=b"WLCH"),
+    ],
+)
+def test_a_lying_piece_takes_no_memory(expected: tuple[Terms, Listener, bytearray], head: bytes) -> None:
+    """Nor does it write outside its chunk, or ask the decoder for anything."""
+    terms, listener, slot = expected
+    keeper = Keeper()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with connect(listener) as connected:
+        connected.sendall(greeting(terms))
+        assert connected.recv(1) == b"\x01"
+        connected.sendall(struct.pack(">4sIQ48x", b"WLCZ", 0, 4096) + head + bytes(1024))
+        receiver = listener.accept()
+        assert isinstance(receiver, CodedReceiveLink)
+        receiver.decode_with(keeper)
+        with pytest.raises(BadRequest) as error:
+            receiver.next()
+        receiver.close()
+    assert error.value.reason == "BAD_PIECE"
+    assert (slot, keeper.kept) == (bytes(SIZE_BYTES), [])
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 << 10
 
 

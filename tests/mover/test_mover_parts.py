@@ -259,6 +259,24 @@ def test_a_refused_ticket(tmp_path: Path, answer: bytes | None) -> None:
     thread.join()
 
 
+def test_a_move_that_must_end_is_not_called_a_refused_ticket(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as server:
+        server.bind(str(tmp_path / "host-a.sock"))
+        server.listen()
+        stop = Stop()
+
+        def tell() -> None:
+            with server.accept()[0] as connected:
+                connected.recv(32)
+                stop.tell(Cancelled("enough"))
+
+        thread = threading.Thread(target=tell)
+        thread.start()
+        with pytest.raises(Cancelled, match="enough"), fetched(tmp_path, "host-a", bytes(32), stop, 20.0):
+            pass
+        thread.join()
+
+
 def test_a_host_without_a_socket(tmp_path: Path) -> None:
     with pytest.raises(Unavailable) as error, fetched(tmp_path, "host-a", bytes(32), Stop(), 5.0):
         pass

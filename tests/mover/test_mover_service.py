@@ -13,6 +13,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from mover_fakes import EPOCH, SESSION, FakeHost, MoverProcess, Pair, moved, plan, request, until
 
+from mover.verification import PLACEMENTS
 from worldline import rpc, wire
 from worldline.errors import (
     BadRequest,
@@ -28,7 +29,7 @@ from worldline.errors import (
     WorldlineError,
 )
 from worldline.move import Fault, FaultKind
-from worldline.plan import Placement
+from worldline.plan import CODECS, Placement
 from worldline.receipt import require_match
 from worldline.v1 import mover_service_pb2 as pb
 
@@ -54,10 +55,11 @@ def hosts(pair: Pair) -> Iterator[Hosts]:
         until("both movers are idle", lambda: pair.a.idle() and pair.b.idle())
 
 
-@pytest.mark.parametrize("placement", [Placement.PIPELINED, Placement.SEQUENTIAL])
-def test_a_move(pair: Pair, hosts: Hosts, placement: Placement) -> None:
+@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_a_move(pair: Pair, hosts: Hosts, placement: Placement, codec: str) -> None:
     source, destination = hosts
-    chosen = plan(placement=placement)
+    chosen = plan(placement=placement, codec=codec, tail_bytes=(32 << 10, 4096))
     said = moved(pair.a, request(source, destination, pair.b.address, chosen))
     last = said[-1]
     assert destination.slot_bytes() == source.content
@@ -95,6 +97,32 @@ def test_local_between_two_movers_is_refused(pair: Pair, hosts: Hosts) -> None:
         moved(pair.a, request(source, destination, pair.b.address, plan(transport="local")))
     assert error.value.reason == "NOT_LOCAL"
     assert "Freeze" not in source.calls
+
+
+def test_a_coded_move_of_zeros_costs_nothing_on_the_wire(pair: Pair, hosts: Hosts) -> None:
+    source, destination = hosts
+    source.fill(bytes(len(source.content)))
+    last = moved(pair.a, request(source, destination, pair.b.address, plan(codec="zstd")))[-1]
+    assert destination.slot_bytes() == source.content
+    assert (last.wire_bytes, last.total_bytes) == (0, len(source.content))
+    assert last.decode_bytes_per_s > 0
+
+
+def test_a_raw_move_says_that_all_crossed_the_wire(pair: Pair, hosts: Hosts) -> None:
+    last = moved(pair.a, request(*hosts, pair.b.address, plan()))[-1]
+    assert last.wire_bytes == last.total_bytes
+    assert (last.encode_bytes_per_s, last.decode_bytes_per_s) == (0, 0)
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_flips_in_a_coded_move_are_sent_again(pair: Pair, hosts: Hosts, placement: Placement) -> None:
+    source, destination = hosts
+    source.fill(b"worldline" * (len(source.content) // 9) + bytes(len(source.content) % 9))
+    faults = (Fault(FaultKind.FLIP, chunk=2), Fault(FaultKind.FLIP, chunk=15), Fault(FaultKind.DROP, chunk=9))
+    chosen = plan(codec="zstd", placement=placement)
+    last = moved(pair.a, request(source, destination, pair.b.address, chosen, faults))[-1]
+    assert destination.slot_bytes() == source.content
+    assert (last.retried_chunks, last.injected_faults) == (3, 3)
 
 
 # --- faults on the wire
@@ -213,10 +241,10 @@ def test_a_data_plane_that_dies(pair: Pair, hosts: Hosts, which: str) -> None:
     assert hosts[1].slot_bytes() == hosts[0].content
 
 
-@pytest.mark.parametrize("which", ["a", "b"])
-def test_a_data_plane_that_stops(pair: Pair, hosts: Hosts, which: str) -> None:
+@pytest.mark.parametrize(("which", "codec"), [("a", "raw"), ("b", "raw"), ("a", "zstd"), ("b", "zstd")])
+def test_a_data_plane_that_stops(pair: Pair, hosts: Hosts, which: str, codec: str) -> None:
     """SIGSTOP with all connections open: given up within the bound, and the stopped process is replaced."""
-    _, thread, raised = stalled(pair, hosts, no_progress_s=1.0)
+    _, thread, raised = stalled(pair, hosts, no_progress_s=1.0, codec=codec)
     mover = pair.a if which == "a" else pair.b
     stopped = mover.signal_plane(signal.SIGSTOP)
     thread.join(20)
@@ -254,8 +282,9 @@ def _serving(channel: grpc.Channel) -> bool:
 # --- cancel, deadline, bounds
 
 
-def test_cancel(pair: Pair, hosts: Hosts) -> None:
-    call, thread, raised = stalled(pair, hosts, no_progress_s=20.0)
+@pytest.mark.parametrize("codec", CODECS)
+def test_cancel(pair: Pair, hosts: Hosts, codec: str) -> None:
+    call, thread, raised = stalled(pair, hosts, no_progress_s=20.0, codec=codec)
     call.cancel()
     thread.join(20)
     assert [type(error) for error in raised] == [Cancelled]
@@ -333,10 +362,16 @@ def test_too_many_at_once(pair: Pair, hosts: Hosts) -> None:
         thread.join(20)
 
 
-@pytest.mark.parametrize("placement", [Placement.IN_PATH, Placement.DEVICE])
-def test_a_placement_that_is_not_there(pair: Pair, hosts: Hosts, placement: Placement) -> None:
-    with pytest.raises(Unsupported, match=placement.name):
-        moved(pair.a, request(*hosts, pair.b.address, plan(placement=placement)))
+def test_a_placement_that_is_not_there(pair: Pair, hosts: Hosts) -> None:
+    with pytest.raises(Unsupported, match="DEVICE"):
+        moved(pair.a, request(*hosts, pair.b.address, plan(placement=Placement.DEVICE)))
+    assert hosts[0].calls == []
+
+
+def test_a_codec_that_the_transport_does_not_carry(pair: Pair, hosts: Hosts) -> None:
+    with pytest.raises(Unsupported, match="local") as error:
+        moved(pair.a, request(*hosts, pair.b.address, plan(transport="local", codec="zstd")))
+    assert error.value.reason == "CODEC_UNSUPPORTED"
     assert hosts[0].calls == []
 
 
@@ -395,12 +430,13 @@ def test_many_moves_leave_nothing(pair: Pair, hosts: Hosts) -> None:
     def some(count: int) -> None:
         for number in range(count):
             faults = (Fault(FaultKind.FLIP, chunk=number % 16, times=int(number % 3 > 0)),)
+            chosen = plan(codec=CODECS[number % 2], placement=PLACEMENTS[number % len(PLACEMENTS)])
             if number % 3:
-                moved(pair.a, request(*hosts, pair.b.address, plan(), faults))
+                moved(pair.a, request(*hosts, pair.b.address, chosen, faults))
                 assert hosts[1].slot_bytes() == hosts[0].content
             else:
                 with pytest.raises(DataLoss):
-                    moved(pair.a, request(*hosts, pair.b.address, plan(), faults))
+                    moved(pair.a, request(*hosts, pair.b.address, chosen, faults))
 
     some(30)  # gRPC's own pools are full after a few
     before = held()

@@ -7,13 +7,14 @@ import pytest
 from mover.transports import TransportConfig, open_transports
 from worldline.errors import BadRequest, Precondition
 from worldline.move import new_token
+from worldline.testing.coded import CodedConformance
 from worldline.testing.transports import TransportConformance
 from worldline.transport import Terms, Transport
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
 
 
-class TestTcp(TransportConformance):
+class TestTcp(CodedConformance):
     def open_transport(self) -> Transport:
         return open_transports(["tcp"], TransportConfig())["tcp"]
 

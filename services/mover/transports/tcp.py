@@ -11,14 +11,17 @@ from contextlib import contextmanager, suppress
 from mover.transports.tcp_port import DataPort, MoveListener, greet
 from worldline.errors import BadRequest, Cancelled, TimedOut, Unavailable
 from worldline.plan import Chunk
-from worldline.transport import Landed, Terms
+from worldline.transport import Decoder, Landed, Piece, Terms
 
 # Everything beside the payload is a whole number of cache lines: the kernel's copies of the payload then stay aligned
 # with the region. A header of 20 bytes instead cost 30 % more processor time at both ends.
 #
 # Kind, then for a chunk its index and size; for the end of a round and for an answer a count.
 _HEADER = struct.Struct(">4sIQ48x")
-_CHUNK, _END, _ANSWER, _BUSY = b"WLCH", b"WLEN", b"WLAN", b"WLBZ"
+_CHUNK, _CODED, _END, _ANSWER, _BUSY = b"WLCH", b"WLCZ", b"WLEN", b"WLAN", b"WLBZ"
+# A piece of a coded chunk: magic, number of planes, offset and size in the region, bytes of each plane on the wire.
+_PIECE = struct.Struct(">4sIQI4I28x")
+_PIECE_MAGIC = b"WLPC"
 _TRAILER = struct.Struct(">I60x")
 _INDEX_BYTES = 4
 
@@ -112,19 +115,47 @@ class _Send:
 
     def __init__(self, stream: _Stream) -> None:
         self._stream = stream
+        self._kind = _CHUNK
         self._chunk: Chunk | None = None
         self._written = 0
 
     def begin(self, chunk: Chunk) -> None:
-        self._chunk, self._written = chunk, 0
-        self._stream.send(_HEADER.pack(_CHUNK, chunk.index, chunk.size_bytes), f"sending chunk {chunk.index}")
+        self._begin(_CHUNK, chunk)
+
+    def begin_coded(self, chunk: Chunk) -> None:
+        self._begin(_CODED, chunk)
+
+    def _begin(self, kind: bytes, chunk: Chunk) -> None:
+        self._kind, self._chunk, self._written = kind, chunk, 0
+        self._stream.send(_HEADER.pack(kind, chunk.index, chunk.size_bytes), f"sending chunk {chunk.index}")
 
     def write(self, piece: memoryview, offset: int) -> None:
-        chunk = self._chunk
-        if chunk is None or offset != chunk.offset + self._written or self._written + len(piece) > chunk.size_bytes:
-            raise BadRequest(f"{len(piece)} bytes at {offset} are not next in the chunk", reason="BAD_CHUNK")
-        self._stream.send(piece, f"sending chunk {chunk.index}")
+        doing = self._next(_CHUNK, offset, len(piece))
+        self._stream.send(piece, doing)
         self._written += len(piece)
+
+    def write_piece(self, piece: Piece, payload: Sequence[memoryview]) -> None:
+        doing = self._next(_CODED, piece.offset, piece.size_bytes)
+        if sum(len(part) for part in payload) != piece.wire_bytes:
+            raise BadRequest(f"a piece's payload is not of {piece.wire_bytes} bytes", reason="BAD_PIECE")
+        sizes = (*piece.planes, 0, 0, 0, 0)[:4]
+        head = _PIECE.pack(_PIECE_MAGIC, len(piece.planes), piece.offset, piece.size_bytes, *sizes)
+        self._stream.send(head, doing)
+        for part in payload:
+            self._stream.send(part, doing)
+        self._written += piece.size_bytes
+
+    def _next(self, kind: bytes, offset: int, size: int) -> str:
+        """What is being done, if these bytes are next in the chunk that was begun so. Raises BadRequest."""
+        chunk = self._chunk
+        if (
+            chunk is None
+            or kind != self._kind
+            or offset != chunk.offset + self._written
+            or self._written + size > chunk.size_bytes
+        ):
+            raise BadRequest(f"{size} bytes at {offset} are not next in the chunk", reason="BAD_CHUNK")
+        return f"sending chunk {chunk.index}"
 
     def end(self, crc: int) -> None:
         chunk = self._chunk
@@ -158,25 +189,60 @@ class _Receive:
         self.traceparent = traceparent
         self._stream = stream
         self._region = region
+        self._decoder: Decoder | None = None
+
+    def decode_with(self, decoder: Decoder) -> None:
+        self._decoder = decoder
 
     def next(self) -> Landed | None:
         kind, index, size = self._stream.receive_header("waiting for a chunk")
         if kind == _END:
             return None
         chunks = self._stream.chunks
-        if kind != _CHUNK or index >= len(chunks) or chunks[index].size_bytes != size:
+        if kind not in (_CHUNK, _CODED) or index >= len(chunks) or chunks[index].size_bytes != size:
             raise BadRequest(
                 f"the sender announced {kind!r}, chunk {index} of {size} bytes, which the plan does not have",
                 reason="BAD_CHUNK",
                 numbers={"chunk": index, "size_bytes": size},
             )
         chunk, doing = chunks[index], f"receiving chunk {index}"
-        with self._region[chunk.offset : chunk.offset + size] as target:
-            self._stream.receive(target, doing)
+        if kind == _CODED:
+            self._receive_pieces(chunk, doing)
+        else:
+            self._receive(chunk.offset, size, doing)
         trailer = bytearray(_TRAILER.size)
         with memoryview(trailer) as view:
             self._stream.receive(view, doing)
         return Landed(chunk, _TRAILER.unpack(trailer)[0])
+
+    def _receive(self, offset: int, size: int, doing: str) -> None:
+        with self._region[offset : offset + size] as target:
+            self._stream.receive(target, doing)
+
+    def _receive_pieces(self, chunk: Chunk, doing: str) -> None:
+        decoder = self._decoder
+        if decoder is None:
+            raise BadRequest(f"chunk {chunk.index} is coded, which the plan does not allow", reason="BAD_CHUNK")
+        at, end = chunk.offset, chunk.offset + chunk.size_bytes
+        head = bytearray(_PIECE.size)
+        while at < end:
+            with memoryview(head) as view:
+                self._stream.receive(view, doing)
+            piece = _piece_from(head)
+            if piece.offset != at or at + piece.size_bytes > end:
+                raise BadRequest(
+                    f"the sender announced a piece of {piece.size_bytes} bytes at {piece.offset}, but {end - at} bytes "
+                    f"at {at} are left of chunk {chunk.index}",
+                    reason="BAD_PIECE",
+                    numbers={"chunk": chunk.index, "offset": piece.offset, "size_bytes": piece.size_bytes},
+                )
+            if piece.planes:
+                payload = decoder.buffer(piece.wire_bytes)
+                self._stream.receive(payload, doing)
+                decoder.decode(chunk, piece, payload)
+            else:
+                self._receive(at, piece.size_bytes, doing)
+            at += piece.size_bytes
 
     def answer(self, wanted_again: Sequence[int]) -> None:
         count = len(wanted_again)
@@ -189,6 +255,14 @@ class _Receive:
 
     def close(self) -> None:
         self._stream.close()
+
+
+def _piece_from(head: bytearray) -> Piece:
+    """A piece from its header. Raises BadRequest."""
+    magic, count, offset, size, *planes = _PIECE.unpack(head)
+    if magic != _PIECE_MAGIC or count > len(planes):
+        raise BadRequest(f"the sender announced {magic!r} with {count} planes, which is no piece", reason="BAD_PIECE")
+    return Piece(offset, size, tuple(planes[:count]))
 
 
 class _Listener:
