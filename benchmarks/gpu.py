@@ -147,7 +147,11 @@ def _clocked(row: Row, work: Callable[[], object], runs: int) -> None:
 
 def _moves(directory: Path, preset: str, runs: int, last: int) -> tuple[list[Row], Plan]:
     """A session moved to and fro between two GPUs, a block played between moves; then once more beside another one."""
-    options = {"host-a": {"device": "cuda:0"}, "host-b": {"device": f"cuda:{last}"}}
+    options = {
+        "host-a": {"device": "cuda:0"},
+        "host-b": {"device": f"cuda:{last}"},
+        "enginehost": {"prewarm": f"{ENGINE}/{preset},transformers/tiny-qwen2"},
+    }
     _offer_heavy_engine(directory)
     with Fleet(directory, ONE_NODE, options=options) as fleet, Client(fleet.target) as client:
         session = client.place(ENGINE, preset, 1, host_id="host-a")
@@ -163,6 +167,7 @@ def _moves(directory: Path, preset: str, runs: int, last: int) -> tuple[list[Row
                 with client.play(neighbour, patience_s=120) as other:
                     rows += _beside(client, other, f"{name}/{other_preset}", session.session_id, play.host_id, runs)
                 client.close_session(neighbour)
+            rows += _language_model(client, runs)
         client.close_session(session)
     return rows, wire.plan_from(moves[0].plan)
 
@@ -287,6 +292,23 @@ def _beside(client: Client, other: Play, name: str, session_id: str, at: str, ru
         over.set()
         mover.join()
     return [alone, beside]
+
+
+def _language_model(client: Client, runs: int) -> list[Row]:
+    """Moves of a session of the engine `transformers`, and that it says what its twin says which stays."""
+    row = Row("transformers/tiny-qwen2: freeze to playable", 0)
+    moved, still = (client.place("transformers", "tiny-qwen2", 4, host_id="host-a") for _ in range(2))
+    with client.play(moved, patience_s=120) as play, client.play(still, patience_s=120) as twin:
+        for _ in range(min(runs + WARM, 14)):  # as long as its context has room
+            if play.step(b"").readout != twin.step(b"").readout:
+                raise SystemExit("the moved language model says something else")
+            row.seconds.append(
+                _move_to(client, moved.session_id, "host-a" if play.host_id == "host-b" else "host-b").stages.downtime_s
+            )
+    client.close_session(moved)
+    client.close_session(still)
+    row.seconds = row.seconds[WARM:]
+    return [row]
 
 
 # --- what people do today

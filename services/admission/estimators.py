@@ -33,7 +33,7 @@ SLOW_IN_A_ROW, FAST_IN_A_ROW = 2, 3
 # Samples that a track remembers.
 MOST_WEIGHT = 8.0
 # A move of a small state measures its fixed cost, not the path's bandwidth.
-BANDWIDTH_SAMPLE_BYTES = 64 << 20
+BANDWIDTH_SAMPLE_BYTES = 32 << 20
 # D follows the engine's counters with this gain.
 DIRTY_GAIN = 1 / 8
 
