@@ -63,7 +63,7 @@ class AdmissionSettings(ServiceSettings):
         300.0,
         ge=0,
         le=1e7,
-        description="seconds after which a measured path that nothing moves on is probed with 64 MiB; 0: never",
+        description="seconds after which a measured path that nothing moves on is probed with 32 MiB; 0: never",
     )
     forget_s: float = Field(
         3600.0, gt=0, le=1e7, description="seconds of silence after which a host without sessions is forgotten"

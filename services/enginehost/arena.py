@@ -1,4 +1,4 @@
-"""Arenas (one memfd, mapped shared) and the budget they are charged to before they are allocated."""
+"""The memory of slots on the CPU: arenas, each one memfd, mapped shared."""
 
 from __future__ import annotations
 
@@ -6,66 +6,21 @@ import ctypes
 import mmap
 import os
 import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 
+import torch
+
+from enginehost.charge import Budget as Budget
+from enginehost.charge import Charge
+from enginehost.device import Checksums, Span
 from worldline import pages
+from worldline.crc import crc32
 from worldline.errors import Exhausted
+from worldline.plan import Chunk
+from worldline.receipt import whole_crc
 
-RETRY_AFTER_S = 1.0
-
-
-class Charge:
-    """Bytes taken from a budget until `release`."""
-
-    def __init__(self, budget: Budget, size_bytes: int) -> None:
-        self.size_bytes = size_bytes
-        self._budget = budget
-
-    def split(self, size_bytes: int) -> Charge:
-        """Part of it as a charge of its own; `size_bytes` is at most what is left."""
-        self.size_bytes -= size_bytes
-        return Charge(self._budget, size_bytes)
-
-    def release(self) -> None:
-        """Give them back; a second time does nothing."""
-        size_bytes, self.size_bytes = self.size_bytes, 0
-        self._budget._give_back(size_bytes)
-
-
-class Budget:
-    """Bytes that slots may take."""
-
-    def __init__(self, total_bytes: int) -> None:
-        self.total_bytes = total_bytes
-        self._used_bytes = 0
-        self._lock = threading.Lock()
-
-    @property
-    def free_bytes(self) -> int:
-        """Bytes that are free now."""
-        return self.total_bytes - self._used_bytes
-
-    def reserve(self, size_bytes: int, what: str) -> Charge:
-        """Take bytes before they are allocated.
-
-        Raises:
-            Exhausted: fewer are free.
-        """
-        with self._lock:
-            if size_bytes > self.total_bytes - self._used_bytes:
-                free = self.total_bytes - self._used_bytes
-                raise Exhausted(
-                    f"{what} needs {size_bytes} bytes, but {free} of {self.total_bytes} are free on this host",
-                    reason="MEMORY_BUDGET",
-                    numbers={"wanted_bytes": size_bytes, "free_bytes": free, "total_bytes": self.total_bytes},
-                    violations={"budget_bytes": f"{size_bytes} wanted, {free} free"},
-                    retry_after_s=RETRY_AFTER_S,
-                )
-            self._used_bytes += size_bytes
-        return Charge(self, size_bytes)
-
-    def _give_back(self, size_bytes: int) -> None:
-        with self._lock:
-            self._used_bytes -= size_bytes
+CRC_THREADS = 2
 
 
 class Arena:
@@ -105,9 +60,39 @@ class Arena:
             self.close()
             raise
 
-    def contains(self, address: int) -> bool:
-        """Whether an address lies in it."""
-        return self.address <= address < self.address + self.size_bytes
+    def tensor(self) -> torch.Tensor:
+        """All of it as uint8."""
+        return torch.frombuffer(self.map, dtype=torch.uint8)
+
+    def copy(self, spans: Sequence[Span]) -> None:
+        """Copy between addresses, one span after another."""
+        for span in spans:
+            ctypes.memmove(span.to, span.source, span.size_bytes)
+
+    def crcs(self, chunks: Sequence[Chunk]) -> Checksums:
+        """CRC-32 of each chunk as it lies here, on `CRC_THREADS` threads."""
+        result = [0] * len(chunks)
+        order = iter(enumerate(chunks))
+        taking = threading.Lock()
+
+        def lane() -> None:
+            with memoryview(self.map) as region:
+                while True:
+                    with taking:
+                        index, chunk = next(order, (0, None))
+                    if chunk is None:
+                        return
+                    result[index] = crc32(region[chunk.offset : chunk.offset + chunk.size_bytes])
+
+        with ThreadPoolExecutor(CRC_THREADS, thread_name_prefix="crc") as pool:
+            for done in [pool.submit(lane) for _ in range(CRC_THREADS)]:
+                done.result()
+        return Checksums(result, whole_crc(chunks, result))
+
+    def crc(self) -> int:
+        """CRC-32 of all of it, on this thread."""
+        with memoryview(self.map) as region:
+            return crc32(region)
 
     def read_only_fd(self) -> int:
         """A new descriptor of the same memory, opened for reading.

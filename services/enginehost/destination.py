@@ -4,32 +4,52 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
 from enginehost import tree
+from enginehost.device import Attached, Pulled
 from enginehost.host import Host, fenced
 from enginehost.ownership import MAX_PAST, State
+from enginehost.regions import fetch
 from enginehost.session import Copy, Landing, Session
 from enginehost.slots import Slot
 from worldline import telemetry
-from worldline.errors import BadRequest, DataLoss, Mismatch, Unauthenticated, WrongState
+from worldline.errors import (
+    BadRequest,
+    DataLoss,
+    Mismatch,
+    NotAllowed,
+    Precondition,
+    Unauthenticated,
+    Unavailable,
+    WrongState,
+)
 from worldline.layout import Layout
 from worldline.manifest import Descriptor, Fingerprint, Manifest
-from worldline.move import Fence
-from worldline.plan import Plan
-from worldline.receipt import Receipt, Side, chunk_mismatch, differing_chunks, require_match, whole_crc
+from worldline.move import Fence, RegionRef
+from worldline.plan import Placement, Plan
+from worldline.receipt import Receipt, Side, chunk_mismatch, differing_chunks, require_match
 
 _log = telemetry.log("destination")
 
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """A shadow slot: the ticket for its region, writable, and the seconds its prefault took."""
+    """A shadow slot: the ticket for its region, writable, or none if this host pulls; the seconds its prefault took."""
 
     ticket: bytes
     prefault_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class PullFrom:
+    """The source's region that a slot is to be filled from, and the plan of that."""
+
+    region: RegionRef
+    plan: Plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,15 +69,29 @@ class Destination:
 
     @fenced
     def stage(
-        self, fence: Fence, layout: Layout, descriptor: Descriptor, fingerprint: Fingerprint, timeout_s: float
+        self,
+        fence: Fence,
+        layout: Layout,
+        descriptor: Descriptor,
+        fingerprint: Fingerprint,
+        timeout_s: float,
+        pull: PullFrom | None = None,
     ) -> Staged:
         """Reserve and prefault a shadow slot. Everything is checked before memory is taken.
+
+        With `pull`, the source's region is mapped for this host to pull from.
 
         Raises:
             Exhausted: the budget does not allow it.
             Mismatch: fingerprint, engine version or size; every difference is listed.
         """
         host = self._host
+        if host.device.device_id and pull is None:
+            raise Precondition(
+                f"slots of engine host {host.host_id} lie on a device, where no mover can write: use placement DEVICE",
+                reason="STATE_ON_DEVICE",
+                violations={"plan.placement": "DEVICE is needed"},
+            )
         if descriptor.session_id != fence.session_id:
             what = f"{descriptor.session_id} is not the fence's {fence.session_id}"
             raise BadRequest(f"descriptor.session_id {what}", violations={"descriptor.session_id": what})
@@ -67,17 +101,78 @@ class Destination:
                 again = staged is session.ownership
             if not again:
                 copy, prefault_s = self._reserve(layout, descriptor, fingerprint)
+                try:
+                    attached = None if pull is None else self._attach(pull, layout)
+                except BaseException:
+                    copy.slot.close()
+                    raise
                 with session.cond:
-                    session.copy, session.ownership = copy, staged
+                    session.copy, session.ownership, session.attached = copy, staged, attached
             else:
                 copy, prefault_s = session.require_copy(), 0.0
                 if (copy.slot.layout.digest, copy.descriptor.digest) != (layout.digest, descriptor.digest):
                     raise Mismatch(f"move {fence.move_id} has staged another layout or descriptor here")
             with session.cond:
                 session.staged_at_s = time.monotonic()
-            ticket = host.regions.issue(fence.move_id, lambda: _writable(session, fence.move_id))
+            # Nobody else writes into a slot that is pulled into.
+            ticket = b"" if pull else host.regions.issue(fence.move_id, lambda: _writable(session, fence.move_id))
         _log.info("staged", session_id=fence.session_id, move_id=fence.move_id, region_bytes=layout.region_bytes)
         return Staged(ticket, prefault_s)
+
+    def _attach(self, pull: PullFrom, layout: Layout) -> Attached:
+        host, region = self._host, pull.region
+        host.device.prepare(pull.plan.chunks(layout.region_bytes))
+        try:
+            descriptor = fetch(host.settings.regions_dir / f"{region.host_id}.sock", region.ticket)
+        except OSError as error:
+            raise Unavailable(
+                f"engine host {region.host_id} does not hand over its region: {error}. Both hosts need one regions_dir",
+                reason="REGION_UNREACHABLE",
+                retry_after_s=1.0,
+            ) from None
+        try:
+            return host.device.attach(descriptor, layout.region_bytes, region.device_id)
+        finally:
+            os.close(descriptor)
+
+    @fenced
+    def pull(
+        self,
+        fence: Fence,
+        plan: Plan,
+        indexes: Sequence[int],
+        *,
+        flip: Collection[int],
+        wanted: Callable[[], bool],
+        timeout_s: float,
+    ) -> Pulled:
+        """Copy chunks (all if `indexes` is empty) from the source's mapped region, and take their CRC-32 in the slot.
+
+        Raises:
+            NotAllowed: bits to flip, on a host that injects no faults.
+            WrongState: nothing is mapped for this move (any more).
+        """
+        if flip and not self._host.settings.fault_injection:
+            raise NotAllowed(
+                "this engine host does not inject faults; start it with fault_injection to allow it",
+                reason="FAULT_INJECTION_OFF",
+            )
+        self._host.sessions.get(fence.session_id)
+        with self._host.sessions.verb(fence.session_id, timeout_s) as session:
+            with session.cond:
+                session.ownership.require("pull", fence, State.STAGED)
+                session.staged_at_s = time.monotonic()
+                slot, attached = session.require_copy().slot, session.attached
+            if attached is None:
+                raise WrongState(f"no source region is mapped for move {fence.move_id}", reason="NOT_ATTACHED")
+            chunks = plan.chunks(slot.layout.region_bytes)
+            if any(index >= len(chunks) for index in indexes):
+                what = f"the plan has {len(chunks)} chunks"
+                raise BadRequest(f"chunks {list(indexes)[:8]}: {what}", violations={"chunks": what})
+            wanted_chunks = [chunks[index] for index in sorted({*indexes})] or chunks
+            pulled = attached.pull(slot.arena, wanted_chunks, flip=flip, wanted=wanted)
+            session.pulled.update({chunk.index: crc for chunk, crc in zip(wanted_chunks, pulled.crcs, strict=True)})
+            return pulled
 
     def _reserve(self, layout: Layout, descriptor: Descriptor, fingerprint: Fingerprint) -> tuple[Copy, float]:
         host = self._host
@@ -100,21 +195,36 @@ class Destination:
         tree.skeleton(layout)
         charge = host.budget.reserve(layout.region_bytes, f"staging session {descriptor.session_id}")
         started_s = time.monotonic()
-        slot = Slot(descriptor.session_id, layout, charge)
+        slot = Slot(descriptor.session_id, layout, charge, host.device)
         return Copy(descriptor, engine, preset, mine, slot), time.monotonic() - started_s
 
     @fenced
-    def attest(self, fence: Fence, manifest: Manifest, plan: Plan, chunk_crcs: Sequence[int]) -> Receipt:
+    def attest(
+        self, fence: Fence, manifest: Manifest, plan: Plan, chunk_crcs: Sequence[int], timeout_s: float = 0.0
+    ) -> Receipt:
         """The destination's receipt over what the mover found in the slot.
+
+        With placement DEVICE this host has found it itself: a pull in progress is waited for, and `chunk_crcs`, the
+        source's, have to be what it found. Nothing is pulled into the slot after that.
 
         Raises:
             BadRequest: not one checksum for each chunk of the plan.
+            Mismatch: PULLED_DIFFERS; the slot may still be pulled into.
             Mismatch: the manifest is not of what is staged here, or another was attested before.
         """
         session = self._host.sessions.get(fence.session_id)
         copy = session.require_copy()
         layout = copy.slot.layout
         _require_of(manifest, copy, fence)
+        with session.cond:
+            session.ownership.require("attest", fence, State.STAGED, State.READY)
+            again = fence.move_id in session.landings
+        if plan.placement is Placement.DEVICE and not again:
+            with self._host.sessions.verb(fence.session_id, timeout_s):
+                _require_pulled(session, chunk_crcs)
+                session.detach()
+        else:
+            session.detach()
         receipt = self._host.receipt(Side.DESTINATION, fence, layout, manifest, plan, chunk_crcs)
         with session.cond:
             session.ownership.require("attest", fence, State.STAGED, State.READY)
@@ -138,8 +248,8 @@ class Destination:
     def _check(self, session: Session, landing: Landing, source: Receipt) -> Verified:
         slot = session.require_copy().slot
         chunks = landing.plan.chunks(slot.layout.region_bytes)
-        crcs = slot.crcs(chunks)
-        return Verified(tuple(differing_chunks(source.chunk_crcs, crcs)), tuple(crcs), whole_crc(chunks, crcs))
+        found = slot.crcs(chunks)
+        return Verified(tuple(differing_chunks(source.chunk_crcs, found.chunks)), tuple(found.chunks), found.whole)
 
     @fenced
     def commit(self, fence: Fence, grant: bytes, source: Receipt, timeout_s: float) -> tuple[Landing, int]:
@@ -290,6 +400,17 @@ def _require_of(manifest: Manifest, copy: Copy, fence: Fence) -> None:
 
 def _shown(value: object) -> str:
     return value.hex()[:16] if isinstance(value, bytes) else str(value)
+
+
+def _require_pulled(session: Session, chunk_crcs: Sequence[int]) -> None:
+    """Refuse checksums that are not those of what was pulled into the slot. Raises Mismatch."""
+    different = [index for index, crc in enumerate(chunk_crcs) if session.pulled.get(index) != crc]
+    if different:
+        raise Mismatch(
+            f"{len(different)} of {len(chunk_crcs)} chunks in the slot are not the source's, first {different[0]}",
+            reason="PULLED_DIFFERS",
+            numbers={"chunks": len(different), "first": different[0]},
+        )
 
 
 def _require_bound(landing: Landing, source: Receipt) -> None:

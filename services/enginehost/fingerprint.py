@@ -2,48 +2,20 @@
 
 from __future__ import annotations
 
-import platform
-import sys
 import threading
 from collections.abc import Mapping
-from pathlib import Path
 
-import torch
-
+from enginehost.device import Device
 from worldline.engine import Engine
 from worldline.manifest import Fingerprint
-
-
-def device_fields() -> dict[str, str]:
-    """The device and software of this process, as far as results depend on them."""
-    return {
-        "arch": platform.machine(),
-        "byteorder": sys.byteorder,
-        "cpu": _cpu_model(),
-        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
-        "deterministic": str(torch.are_deterministic_algorithms_enabled()).lower(),
-        "device": "cpu",
-        "flush_denormal": str(not bool(torch.tensor([1e-40]).mul(1.0)[0] > 0)).lower(),
-        "matmul_precision": torch.get_float32_matmul_precision(),
-        "mkldnn": str(torch._C._has_mkldnn and torch.backends.mkldnn.enabled).lower(),
-        "threads": str(torch.get_num_threads()),
-        "torch": torch.__version__,
-    }
-
-
-def _cpu_model() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return "unknown"
 
 
 class Fingerprints:
     """The host's own fingerprint and those of its engines' presets."""
 
-    def __init__(self, engines: Mapping[str, Engine]) -> None:
+    def __init__(self, engines: Mapping[str, Engine], device: Device) -> None:
         self._engines = engines
-        self.host = Fingerprint(device_fields())
+        self.host = Fingerprint(dict(device.fields()))
         self._known: dict[tuple[str, str], Fingerprint] = {}
         self._lock = threading.Lock()
 

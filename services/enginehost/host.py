@@ -9,7 +9,9 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
-from enginehost.arena import Budget
+from enginehost.charge import Budget
+from enginehost.cpu import Cpu
+from enginehost.device import Device
 from enginehost.fingerprint import Fingerprints
 from enginehost.ownership import check_fence
 from enginehost.regions import Regions
@@ -40,16 +42,24 @@ R = TypeVar("R")
 class Host:
     """The parts of one host, put together. `address` fields are known once the server listens."""
 
-    def __init__(self, settings: EngineHostSettings, engines: Mapping[str, Engine], incarnation: int) -> None:
+    def __init__(
+        self,
+        settings: EngineHostSettings,
+        engines: Mapping[str, Engine],
+        incarnation: int,
+        device: Device | None = None,
+    ) -> None:
+        """Serves on the CPU if no device is given."""
         self.settings = settings
+        self.device = device or Cpu()
         self.host_id = settings.host_id
         self.incarnation = incarnation
         self.instance_id = uuid.uuid4().hex
         self.engines = dict(engines)
-        self.budget = Budget(settings.budget_bytes)
-        self.fingerprints = Fingerprints(self.engines)
+        self.budget = Budget(settings.budget_bytes or self.device.budget_bytes())
+        self.fingerprints = Fingerprints(self.engines, self.device)
         self.sessions = Sessions()
-        self.scheduler = Scheduler(settings.torch_threads, self.sessions.settle)
+        self.scheduler = Scheduler(settings.torch_threads, self.sessions.settle, self.device.serve)
         self.regions = Regions(settings.regions_dir / f"{settings.host_id}.sock")
         self.streams = threading.BoundedSemaphore(max(1, settings.rpc_threads // 2))
         self.draining = False

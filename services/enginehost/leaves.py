@@ -49,8 +49,8 @@ class Found:
     encoded: bytes
 
 
-def find_leaves(tree: StateTree) -> list[Found]:
-    """Every leaf, ordered by path.
+def find_leaves(tree: StateTree, device: torch.device) -> list[Found]:
+    """Every leaf, ordered by path. Tensors lie on `device`.
 
     Raises:
         Unmovable: with the path and reason of every leaf that cannot be moved as bytes.
@@ -58,15 +58,15 @@ def find_leaves(tree: StateTree) -> list[Found]:
     refused: dict[str, str] = {}
     found: list[Found] = []
     generators: dict[int, str] = {}
-    for path, value in _walk(tree, "", 0, refused):
+    for path, value in walk(tree, "", 0, refused):
         if len(found) + len(refused) >= MAX_LEAVES:
             refused[path] = f"over {MAX_LEAVES} leaves"
             break
         try:
             if isinstance(value, torch.Generator) and generators.setdefault(id(value), path) != path:
-                raise _Refused(f"the same generator is already at {generators[id(value)]}")
-            found.append(_leaf(path, value))
-        except _Refused as error:
+                raise Refused(f"the same generator is already at {generators[id(value)]}")
+            found.append(leaf_of(path, value, device))
+        except Refused as error:
             refused[path] = str(error)
     if refused:
         raise unmovable(refused)
@@ -93,11 +93,12 @@ def contiguous_bytes(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.view(_AS_INTEGER[tensor.element_size()]).clone(memory_format=torch.contiguous_format)
 
 
-class _Refused(Exception):
-    pass
+class Refused(Exception):
+    """A leaf that cannot be moved as bytes, and why."""
 
 
-def _walk(tree: object, path: str, depth: int, refused: dict[str, str]) -> Iterator[tuple[str, object]]:
+def walk(tree: object, path: str, depth: int, refused: dict[str, str]) -> Iterator[tuple[str, object]]:
+    """Path and value of every leaf below `path`; what cannot be a leaf goes to `refused`, with the reason."""
     items: list[tuple[str | _BadKey, object]]
     if isinstance(tree, Mapping):
         items = [(_key(key), value) for key, value in tree.items()] or [("{}", None)]
@@ -122,7 +123,7 @@ def _walk(tree: object, path: str, depth: int, refused: dict[str, str]) -> Itera
         if len(below.encode()) > MAX_PATH_BYTES:
             refused[below[:64]] = f"its path is over {MAX_PATH_BYTES} bytes"
             continue
-        yield from _walk(value, below, depth + 1, refused)
+        yield from walk(value, below, depth + 1, refused)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,12 +144,13 @@ def _key(key: object) -> str | _BadKey:
     return key
 
 
-def _leaf(path: str, value: object) -> Found:
+def leaf_of(path: str, value: object, device: torch.device) -> Found:
+    """One leaf as it lies in memory now. Raises Refused."""
     if isinstance(value, torch.Tensor):
-        return _tensor(path, value)
+        return _tensor(path, value, device)
     if isinstance(value, torch.Generator):
         if value.device.type != "cpu":
-            raise _Refused(f"a generator on {value.device}; only CPU generators are moved")
+            raise Refused(f"a generator on {value.device}; only CPU generators are moved")
         state = value.get_state()
         return Found(path, LeafKind.GENERATOR, GENERATOR, (), (), state.numel(), 0, 0, True, state, b"")
     dtype, encoded = _scalar(value)
@@ -165,34 +167,34 @@ def _scalar(value: object) -> tuple[str, bytes]:
         try:
             return "py.int", value.to_bytes(8, "little", signed=True)
         except OverflowError:
-            raise _Refused(f"int {value.bit_length()} bits wide; signed 64 bits are moved") from None
+            raise Refused(f"int {value.bit_length()} bits wide; signed 64 bits are moved") from None
     if kind is float:
         return "py.float", struct.pack("<d", value)
     if kind is str and isinstance(value, str):
         try:
             return "py.str", value.encode()
         except UnicodeEncodeError:
-            raise _Refused("a str that has no UTF-8 form") from None
+            raise Refused("a str that has no UTF-8 form") from None
     if kind is bytes and isinstance(value, bytes):
         return "py.bytes", value
-    raise _Refused(f"a {kind.__module__}.{kind.__qualname__} is no tensor, generator or plain scalar")
+    raise Refused(f"a {kind.__module__}.{kind.__qualname__} is no tensor, generator or plain scalar")
 
 
-def _tensor(path: str, tensor: torch.Tensor) -> Found:
+def _tensor(path: str, tensor: torch.Tensor, device: torch.device) -> Found:
     # Before data_ptr or a view as bytes: on some of these they are wrong or end the process.
     if type(tensor) not in _TENSORS:
-        raise _Refused(f"a tensor subclass, {type(tensor).__name__}")
+        raise Refused(f"a tensor subclass, {type(tensor).__name__}")
     if tensor.is_nested:
-        raise _Refused("a nested tensor")
+        raise Refused("a nested tensor")
     if tensor.layout is not torch.strided:
-        raise _Refused(f"a {str(tensor.layout).removeprefix('torch.')} tensor; only strided ones are moved")
+        raise Refused(f"a {str(tensor.layout).removeprefix('torch.')} tensor; only strided ones are moved")
     if tensor.is_quantized:
-        raise _Refused("a quantized tensor")
-    if tensor.device.type != "cpu":
-        raise _Refused(f"a tensor on device {tensor.device}; only CPU memory is moved")
+        raise Refused("a quantized tensor")
+    if tensor.device != device:
+        raise Refused(f"a tensor on device {tensor.device}; only memory of {device} is moved")
     dtype = str(tensor.dtype).removeprefix("torch.")
     if dtype not in DTYPE_BYTES:
-        raise _Refused(f"dtype {dtype}")
+        raise Refused(f"dtype {dtype}")
     shape = tuple(tensor.shape)
     size_bytes = span_bytes(dtype, shape, ())
     if not size_bytes:
@@ -202,7 +204,7 @@ def _tensor(path: str, tensor: torch.Tensor) -> Found:
     spanned = span_bytes(dtype, shape, stride)
     storage = tensor.untyped_storage()
     if storage.nbytes() < tensor.storage_offset() * DTYPE_BYTES[dtype] + spanned:
-        raise _Refused(f"its storage has {storage.nbytes()} bytes, fewer than its shape needs")
+        raise Refused(f"its storage has {storage.nbytes()} bytes, fewer than its shape needs")
     return Found(
         path, LeafKind.TENSOR, dtype, shape, stride, size_bytes, tensor.data_ptr(), spanned, plain, tensor, b""
     )

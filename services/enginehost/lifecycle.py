@@ -11,7 +11,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 
 from enginehost import tree
-from enginehost.arena import Charge
+from enginehost.charge import Charge
 from enginehost.host import Host
 from enginehost.ownership import State
 from enginehost.session import Copy, Session
@@ -146,7 +146,10 @@ class Lifecycle:
 
     def _reserve(self, engine: Engine, preset: Preset, descriptor: Descriptor, charge: Charge) -> Copy:
         fingerprint = self._host.fingerprints.of(engine.name, preset.name)
-        captured = tree.capture(engine.create(preset.name, descriptor.seed))
+        device = self._host.device
+        device.serve()
+        captured = tree.capture(engine.create(preset.name, descriptor.seed), device.torch_device)
+        device.settle()
         region_bytes = captured.layout.region_bytes
         if region_bytes > preset.state_bytes:
             raise Internal(
@@ -155,7 +158,7 @@ class Lifecycle:
                 reason="ENGINE_LIES",
                 numbers={"region_bytes": region_bytes, "state_bytes": preset.state_bytes},
             )
-        slot = Slot(descriptor.session_id, captured.layout, charge.split(region_bytes))
+        slot = Slot(descriptor.session_id, captured.layout, charge.split(region_bytes), device)
         try:
             slot.flatten(captured)
         except BaseException:

@@ -14,8 +14,11 @@ from enginehost.session import Session
 class Scheduler:
     """Turns of sessions, each one quantum long."""
 
-    def __init__(self, torch_threads: int, on_broken: Callable[[Session], None]) -> None:
-        """`on_broken` is told of a session whose engine failed, after it has ended."""
+    def __init__(
+        self, torch_threads: int, on_broken: Callable[[Session], None], begin: Callable[[], None] = lambda: None
+    ) -> None:
+        """`on_broken` is told of a session whose engine failed, after it has ended; the thread calls `begin` first."""
+        self._begin = begin
         self._torch_threads = torch_threads
         self._on_broken = on_broken
         self._ready: deque[Session] = deque()
@@ -44,6 +47,7 @@ class Scheduler:
 
     def _run(self) -> None:
         torch.set_num_threads(self._torch_threads)
+        self._begin()
         with torch.inference_mode(False), torch.no_grad():
             while True:
                 with self._cond:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import grpc
 
-from enginehost.destination import Destination
+from enginehost.destination import Destination, PullFrom
 from enginehost.driving import Driving
 from enginehost.host import Host
 from enginehost.info import session_info
@@ -114,13 +114,15 @@ class EngineHostServicer(EngineHostServiceServicer):
             if fence.session_id != session_id:
                 what = f"{fence.session_id} is not session_id {session_id}"
                 raise BadRequest(f"fence.session_id {what}", violations={"fence.session_id": what})
-        registered = self._source.register(session_id, fence)
+        plan = wire.plan_from(request.plan) if request.HasField("plan") else None
+        registered = self._source.register(session_id, fence, plan)
         return pb.RegisterStateResponse(
             layout=wire.layout_to(registered.layout),
             descriptor=wire.descriptor_to(registered.descriptor),
             fingerprint=wire.fingerprint_to(registered.fingerprint),
             region_ticket=registered.ticket,
             manifest=None if registered.manifest is None else wire.manifest_to(registered.manifest),
+            device_id=registered.device_id,
         )
 
     def Admit(self, request: pb.AdmitRequest, context: grpc.ServicerContext) -> pb.AdmitResponse:
@@ -185,12 +187,16 @@ class EngineHostServicer(EngineHostServiceServicer):
     # --- for movers and admission
 
     def Stage(self, request: pb.StageRequest, context: grpc.ServicerContext) -> pb.StageResponse:
+        pull = None
+        if request.HasField("source_region"):
+            pull = PullFrom(wire.region_from(request.source_region, "source_region"), wire.plan_from(request.plan))
         staged = self._destination.stage(
             _fence(request),
             wire.layout_from(request.layout),
             wire.descriptor_from(request.descriptor),
             wire.fingerprint_from(request.fingerprint),
             _waiting(context),
+            pull,
         )
         return pb.StageResponse(region_ticket=staged.ticket, prefault_s=staged.prefault_s)
 
@@ -204,17 +210,31 @@ class EngineHostServicer(EngineHostServiceServicer):
             flatten_s=freeze.flatten_s,
         )
 
+    def Checksum(self, request: pb.ChecksumRequest, context: grpc.ServicerContext) -> pb.ChecksumResponse:
+        crcs, checksum_s = self._source.checksum(_fence(request), wire.plan_from(request.plan), _waiting(context))
+        return pb.ChecksumResponse(chunk_crcs=crcs, checksum_s=checksum_s)
+
+    def Pull(self, request: pb.PullRequest, context: grpc.ServicerContext) -> pb.PullResponse:
+        pulled = self._destination.pull(
+            _fence(request),
+            wire.plan_from(request.plan),
+            tuple(request.chunks),
+            flip=frozenset(request.flip_chunks),
+            wanted=context.is_active,
+            timeout_s=_waiting(context),
+        )
+        return pb.PullResponse(chunk_crcs=pulled.crcs, copy_s=pulled.copy_s, verify_s=pulled.verify_s)
+
     def Attest(self, request: pb.AttestRequest, context: grpc.ServicerContext) -> pb.AttestResponse:
         fence = _fence(request)
-        attest = {
-            state_pb2.RECEIPT_SIDE_SOURCE: self._source.attest,
-            state_pb2.RECEIPT_SIDE_DESTINATION: self._destination.attest,
-        }.get(request.side)
-        if attest is None:
+        manifest, plan = wire.manifest_from(request.manifest), wire.plan_from(request.plan)
+        crcs = tuple(request.chunk_crcs)
+        if request.side == state_pb2.RECEIPT_SIDE_SOURCE:
+            receipt = self._source.attest(fence, manifest, plan, crcs)
+        elif request.side == state_pb2.RECEIPT_SIDE_DESTINATION:
+            receipt = self._destination.attest(fence, manifest, plan, crcs, _waiting(context))
+        else:
             raise BadRequest(f"side {request.side} is neither SOURCE nor DESTINATION", violations={"side": "unknown"})
-        receipt = attest(
-            fence, wire.manifest_from(request.manifest), wire.plan_from(request.plan), tuple(request.chunk_crcs)
-        )
         return pb.AttestResponse(receipt=wire.receipt_to(receipt))
 
     def Release(self, request: pb.ReleaseRequest, context: grpc.ServicerContext) -> pb.ReleaseResponse:
@@ -242,6 +262,8 @@ _Fenced = (
     | pb.RollbackRequest
     | pb.StageRequest
     | pb.FreezeRequest
+    | pb.ChecksumRequest
+    | pb.PullRequest
     | pb.AttestRequest
     | pb.ReleaseRequest
     | pb.ActivateRequest

@@ -12,6 +12,7 @@ import time
 from dataclasses import dataclass
 
 from enginehost import tree
+from enginehost.device import Attached
 from enginehost.ownership import Ownership, State
 from enginehost.slots import Flattened, Slot
 from enginehost.stream import Stream
@@ -95,6 +96,8 @@ class Session:
         self.freeze: Freeze | None = None
         self.freeze_timer: threading.Timer | None = None
         self.landings: dict[str, Landing] = {}  # by move
+        self.attached: Attached | None = None  # the source's region, for the staged copy's move
+        self.pulled: dict[int, int] = {}  # CRC-32 of each chunk that was pulled from it, as it lay in the slot
         self.moved: Moved | None = None
         self.stream: Stream | None = None
         self.registered: tuple[str, float] | None = None  # the move that came last, and when (monotonic)
@@ -149,7 +152,16 @@ class Session:
             self.freeze = None
             self._quantum = None
             self.cond.notify_all()
+        self.detach()
         return copy.slot.close() if copy is not None else 0
+
+    def detach(self) -> None:
+        """Unmap the source's region, if it is mapped: nothing is pulled into the slot from now on."""
+        with self.cond:
+            attached, self.attached = self.attached, None
+            self.pulled = {}
+        if attached is not None:
+            attached.close()
 
     # --- standing still
 
@@ -200,7 +212,11 @@ class Session:
         copy, runner = self.require_copy(), self.runner
         if runner is None:
             raise WrongState(f"session {self.session_id} is staged, not live")
-        captured = tree.capture(runner.state_tree())
+        state = runner.state_tree()
+        written = copy.slot.flatten_values(state)
+        if written is not None:
+            return written
+        captured = tree.capture(state, copy.slot.device.torch_device)
         tree.require_same(copy.slot.layout, captured.layout)
         flattened = copy.slot.flatten(captured)
         if flattened.displaced:
@@ -274,6 +290,7 @@ class Session:
 
     def _end_block(self, runner: EngineSession, copy: Copy) -> None:
         block = _block(self.next_block, self.ownership.epoch, runner.readout())
+        copy.slot.device.settle()
         stream = self.stream
         refused = None
         if stream is not None and stream.with_state_crc:

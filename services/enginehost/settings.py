@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pydantic import Field, field_validator, model_validator
 
-from worldline.settings import ID_PATTERN, ServiceSettings, is_address
+from worldline.settings import ID_PATTERN, ServiceSettings, are_addresses, is_address
 
 
 class EngineHostSettings(ServiceSettings):
@@ -18,14 +18,19 @@ class EngineHostSettings(ServiceSettings):
     host_id: str = Field("host", pattern=ID_PATTERN, description="id of this engine host in the fleet")
     state_dir: Path = Field(Path("state"), description="folder of the lock that proves this host's death; keep it")
     regions_dir: Path = Field(Path("regions"), description="folder of the socket where the mover fetches regions")
-    admission: str = Field("", description="admission to register with, host:port; empty: none")
+    admission: str = Field("", description="admission to register with, host:port, several with commas; empty: none")
     mover_id: str = Field(
         "", pattern=rf"^$|{ID_PATTERN}", description="mover beside this host; needed where admission is set"
     )
     mover_address: str = Field("", description="its control address, host:port; needed for Migrate only")
     cluster_address: str = Field("", description="address told to the fleet, host:port; empty: the one bound")
     public_address: str = Field("", description="address told to players, host:port; empty: the one bound")
-    budget_bytes: int = Field(8 << 30, gt=0, description="bytes that slots may take")
+    device: str = Field(
+        "cpu", pattern=r"^(cpu|cuda:\d{1,2})$", description="device that sessions live on: cpu, or cuda:0 and so on"
+    )
+    budget_bytes: int = Field(
+        0, ge=0, description="bytes that slots may take; 0: 8 GiB on a CPU, 7/8 of what is free at the start on a GPU"
+    )
     torch_threads: int = Field(1, ge=1, le=256, description="threads torch computes with; results may depend on it")
     idle_s: float = Field(300.0, gt=0, description="seconds without a player after which a session is suspended")
     close_s: float = Field(3600.0, gt=0, description="further seconds after which a suspended session is closed")
@@ -44,9 +49,19 @@ class EngineHostSettings(ServiceSettings):
     drain_s: float = Field(
         0.0, ge=0, le=86_400, description="seconds after SIGTERM in which sessions may be moved away; 0: ends at once"
     )
+    prewarm: str = Field(
+        "", description="engine/preset, separated by commas: weights loaded and a block played before the host is ready"
+    )
     engines: str = Field("", description="engines to serve, separated by commas; empty: all that are installed")
 
-    @field_validator("admission", "mover_address", "cluster_address", "public_address")
+    @field_validator("admission")
+    @classmethod
+    def _admission_is_addresses(cls, value: str) -> str:
+        if value and not are_addresses(value):
+            raise ValueError(f"{value[:64]!r} is not host:port, or several with commas")
+        return value
+
+    @field_validator("mover_address", "cluster_address", "public_address")
     @classmethod
     def _are_addresses(cls, value: str) -> str:
         if value and not is_address(value):

@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import ctypes
-import threading
 import time
 from collections import defaultdict
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from enginehost import tree
-from enginehost.arena import Arena, Charge
+from enginehost.charge import Charge
+from enginehost.cpu import Cpu
+from enginehost.device import Checksums, Device, Span
 from enginehost.leaves import Found, contiguous_bytes
 from enginehost.tree import Captured
-from worldline.crc import crc32
 from worldline.engine import StateTree
-from worldline.layout import Layout, Leaf
+from worldline.errors import Internal
+from worldline.layout import ALIGN_BYTES, Layout, Leaf
 from worldline.plan import Chunk
-
-CRC_THREADS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +33,11 @@ class Flattened:
     copied_bytes: int
     took_s: float
     displaced: tuple[tuple[int, torch.Tensor], ...]
+    copy: Callable[[Sequence[Span]], None]
 
     def undo(self) -> None:
         """Put back what displaced leaves had."""
-        for address, saved in self.displaced:
-            ctypes.memmove(address, saved.data_ptr(), saved.numel())
+        self.copy([Span(address, saved.data_ptr(), saved.numel()) for address, saved in self.displaced])
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,15 +51,21 @@ class _Copy:
 class Slot:
     """Memory of one session. Its bytes stay charged to the budget until `close` returns."""
 
-    def __init__(self, session_id: str, layout: Layout, charge: Charge) -> None:
-        """Allocate and fault in. Takes over `charge`, of the region's bytes.
+    def __init__(self, session_id: str, layout: Layout, charge: Charge, device: Device | None = None) -> None:
+        """Allocate and fault in, on the CPU if no device is given. Takes over `charge`, of the region's bytes.
 
         Raises:
-            Exhausted: the kernel has no memory for it; the charge is released.
+            Exhausted: there is no memory for it; the charge is released.
         """
         self.layout = layout
-        self.arena = Arena(session_id, layout.region_bytes, charge)
-        self._base = torch.frombuffer(self.arena.map, dtype=torch.uint8)
+        self.device = device or Cpu()
+        self.arena = self.device.allocate(session_id, layout.region_bytes, charge)
+        self._base = self.arena.tensor()
+        try:
+            self._frame: tree.Frame | None = tree.Frame(layout, self._base)
+        except BaseException:
+            self.arena.close()
+            raise
         groups: dict[int, list[int]] = defaultdict(list)
         for index, leaf in enumerate(layout.leaves):
             groups[leaf.group].append(index)
@@ -69,7 +73,10 @@ class Slot:
 
     def rehydrate(self) -> StateTree:
         """The tree of views over this slot."""
-        return tree.rehydrate(self.layout, self._base)
+        if self._frame is None:
+            raise Internal("a slot that was given back holds no tree")
+        with self.device.aside():
+            return self._frame.rehydrate()
 
     def flatten(self, captured: Captured) -> Flattened:
         """Bring every leaf that does not live in its place here; those that do cost nothing.
@@ -85,10 +92,26 @@ class Slot:
             if not self._resident(leaves, found):
                 copies.append(self._copy_of(leaves, found, displaced))
         # Only now, when nothing that is still to be read can be overwritten.
-        for item in copies:
-            ctypes.memmove(self.arena.address + item.offset, item.address, item.size_bytes)
+        self.arena.copy([Span(self.arena.address + item.offset, item.address, item.size_bytes) for item in copies])
         copied_bytes = sum(item.size_bytes for item in copies)
-        return Flattened(copied_bytes, time.monotonic() - started_s, tuple(displaced))
+        return Flattened(copied_bytes, time.monotonic() - started_s, tuple(displaced), self.arena.copy)
+
+    def flatten_values(self, state: StateTree) -> Flattened | None:
+        """`flatten` for a tree whose tensors are still this slot's views; None for any other."""
+        started_s = time.monotonic()
+        values = None if self._frame is None else self._frame.values_in(state)
+        if values is None:
+            return None
+        copies = [self._value(leaf, found) for leaf, found in values if leaf.size_bytes]
+        packed = [(offset, torch.frombuffer(data, dtype=torch.uint8)) for offset, data in _packed(copies)]
+        self.arena.copy([Span(self.arena.address + at, data.data_ptr(), data.numel()) for at, data in packed])
+        copied_bytes = sum(item.size_bytes for item in copies)
+        return Flattened(copied_bytes, time.monotonic() - started_s, (), self.arena.copy)
+
+    @staticmethod
+    def _value(leaf: Leaf, found: Found) -> _Copy:
+        source = found.tensor if found.tensor is not None else _bytes_tensor(found.encoded)
+        return _Copy(leaf.offset, source.data_ptr(), leaf.size_bytes, source)
 
     def _resident(self, leaves: Sequence[Leaf], found: Sequence[Found]) -> bool:
         if not any(leaf.size_bytes for leaf in leaves):
@@ -104,50 +127,45 @@ class Slot:
         offset = min(leaf.offset for leaf in leaves)
         first = found[0]
         if first.address == 0:
-            source = first.tensor if first.tensor is not None else _bytes_tensor(first.encoded)
-            return _Copy(offset, source.data_ptr(), leaves[0].size_bytes, source)
+            return self._value(leaves[0], first)
         low = min(now.address for now in found)
         span = max(now.address + now.span_bytes for now in found) - low
-        inside = self.arena.contains(low)
+        inside = self.arena.address <= low < self.arena.address + self.arena.size_bytes
         saved = None
         if inside:
-            saved = torch.empty(span, dtype=torch.uint8)
-            ctypes.memmove(saved.data_ptr(), low, span)
+            saved = torch.empty(span, dtype=torch.uint8, device=self._base.device)
+            self.arena.copy([Span(saved.data_ptr(), low, span)])
             displaced.append((low, saved))
         if len(found) == 1 and not first.plain and first.tensor is not None:
             material = contiguous_bytes(first.tensor)
             return _Copy(offset, material.data_ptr(), leaves[0].size_bytes, material)
         return _Copy(offset, low if saved is None else saved.data_ptr(), span, saved if inside else found)
 
-    def crcs(self, chunks: Sequence[Chunk], threads: int = CRC_THREADS) -> list[int]:
-        """CRC-32 of each chunk of the slot as it lies here, on `threads` threads."""
-        result = [0] * len(chunks)
-        order = iter(chunks)
-        taking = threading.Lock()
-
-        def lane() -> None:
-            with memoryview(self.arena.map) as region:
-                while True:
-                    with taking:
-                        chunk = next(order, None)
-                    if chunk is None:
-                        return
-                    result[chunk.index] = crc32(region[chunk.offset : chunk.offset + chunk.size_bytes])
-
-        with ThreadPoolExecutor(threads, thread_name_prefix="crc") as pool:
-            for done in [pool.submit(lane) for _ in range(threads)]:
-                done.result()
-        return result
+    def crcs(self, chunks: Sequence[Chunk]) -> Checksums:
+        """CRC-32 of consecutive chunks of the slot as they lie here."""
+        return self.arena.crcs(chunks)
 
     def crc(self) -> int:
-        """CRC-32 of the whole region, on this thread."""
-        with memoryview(self.arena.map) as region:
-            return crc32(region)
+        """CRC-32 of the whole region."""
+        return self.arena.crc()
 
     def close(self) -> int:
         """Give the memory back; a second time does nothing. Returns the bytes given back."""
-        self._base = torch.empty(0, dtype=torch.uint8)
+        self._frame, self._base = None, torch.empty(0, dtype=torch.uint8)
         return self.arena.close()
+
+
+def _packed(copies: Sequence[_Copy]) -> list[tuple[int, bytearray]]:
+    """Copies of host memory, those that are neighbours in the region as one; the padding between them is zeros."""
+    runs: list[tuple[int, bytearray]] = []
+    for item in sorted(copies, key=lambda item: item.offset):
+        data = ctypes.string_at(item.address, item.size_bytes)
+        gap = item.offset - (runs[-1][0] + len(runs[-1][1])) if runs else ALIGN_BYTES
+        if data and gap < ALIGN_BYTES:
+            runs[-1][1].extend(bytes(gap) + data)
+        elif data:
+            runs.append((item.offset, bytearray(data)))
+    return runs
 
 
 def _bytes_tensor(data: bytes) -> torch.Tensor:

@@ -26,13 +26,17 @@ _log = telemetry.log("source")
 
 @dataclass(frozen=True, slots=True)
 class Registered:
-    """What verb 1 answers. `ticket` is empty without a move; `manifest` is None unless frozen."""
+    """What verb 1 answers. `ticket` is empty without a move; `manifest` is None unless frozen.
+
+    `device_id` is empty for a region that movers can map.
+    """
 
     layout: Layout
     descriptor: Descriptor
     fingerprint: Fingerprint
     ticket: bytes
     manifest: Manifest | None
+    device_id: str
 
 
 class Source:
@@ -41,8 +45,11 @@ class Source:
     def __init__(self, host: Host) -> None:
         self._host = host
 
-    def register(self, session_id: str, fence: Fence | None) -> Registered:
-        """Layout, descriptor and fingerprint; for a move also a ticket for the region, read-only."""
+    def register(self, session_id: str, fence: Fence | None, plan: Plan | None = None) -> Registered:
+        """Layout, descriptor and fingerprint; for a move also a ticket for the region, read-only.
+
+        With the plan of a move, its checksums are made ready.
+        """
         if fence is not None:
             self._host.check(fence)
         session = self._host.sessions.get(session_id)
@@ -55,8 +62,11 @@ class Source:
         ticket = b""
         if fence is not None:
             ticket = self._host.regions.issue(fence.move_id, lambda: _read_only(session))
+            if plan is not None:
+                self._host.device.prepare(plan.chunks(copy.slot.layout.region_bytes))
             self._host.accepted(fence)
-        return Registered(copy.slot.layout, copy.descriptor, copy.fingerprint, ticket, manifest)
+        device_id = self._host.device.device_id
+        return Registered(copy.slot.layout, copy.descriptor, copy.fingerprint, ticket, manifest, device_id)
 
     @fenced
     def freeze(self, fence: Fence, max_freeze_s: float, timeout_s: float) -> Freeze:
@@ -94,6 +104,7 @@ class Source:
             block=freeze.manifest.block_index,
             boundary_s=boundary_s,
             flattened_bytes=freeze.flattened_bytes,
+            flatten_s=freeze.flatten_s,
         )
         return freeze
 
@@ -128,6 +139,24 @@ class Source:
         )
         session.flattened_bytes = flattened.copied_bytes
         return Freeze(manifest, grant, boundary_s, flattened.copied_bytes, flattened.took_s)
+
+    @fenced
+    def checksum(self, fence: Fence, plan: Plan, timeout_s: float) -> tuple[list[int], float]:
+        """CRC-32 of each chunk of the frozen state, taken on the device, and the seconds that took.
+
+        Raises:
+            WrongState: the session is not frozen by this move.
+        """
+        self._host.sessions.get(fence.session_id)
+        with self._host.sessions.verb(fence.session_id, timeout_s) as session:
+            with session.cond:
+                session.ownership.require("checksum", fence, State.FROZEN)
+                slot = session.require_copy().slot
+            started_s = time.monotonic()
+            crcs = slot.crcs(plan.chunks(slot.layout.region_bytes)).chunks
+            checksum_s = time.monotonic() - started_s
+        _log.info("checksums", session_id=fence.session_id, move_id=fence.move_id, checksum_s=checksum_s)
+        return crcs, checksum_s
 
     @fenced
     def attest(self, fence: Fence, manifest: Manifest, plan: Plan, chunk_crcs: Sequence[int]) -> Receipt:

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
-from enginehost.leaves import EMPTY, GENERATOR, INDEX, Found, find_leaves, unmovable
+from enginehost.leaves import EMPTY, GENERATOR, INDEX, Found, Refused, find_leaves, leaf_of, unmovable
 from worldline.engine import StateLeaf, StateTree
 from worldline.errors import BadRequest, Mismatch
 from worldline.layout import ALIGN_BYTES, DTYPE_BYTES, Layout, Leaf, LeafKind, aligned
+
+_CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,13 +29,13 @@ class Captured:
     found: tuple[Found, ...]
 
 
-def capture(tree: StateTree) -> Captured:
-    """The layout of a tree, and where its bytes are. Copies nothing.
+def capture(tree: StateTree, device: torch.device = _CPU) -> Captured:
+    """The layout of a tree whose tensors lie on `device`, and where its bytes are. Copies nothing.
 
     Raises:
         Unmovable: with the path and reason of every leaf that cannot be moved as bytes.
     """
-    found = find_leaves(tree)
+    found = find_leaves(tree, device)
     leaves: dict[int, Leaf] = {}
     end = 0
     for group, members in enumerate(_groups(found)):
@@ -168,7 +170,7 @@ def _check_sequences(node: Skeleton, path: str) -> None:
             _check_sequences(below, f"{path}/{name}")
 
 
-def _sequence(node: Skeleton, path: str) -> tuple[Callable[..., StateTree], list[str]] | None:
+def _sequence(node: Skeleton, path: str) -> tuple[type, list[str]] | None:
     """list or tuple and the segments in order, if the node is one; None for a mapping with keys."""
     if len(node) == 1 and (kind := EMPTY.get(next(iter(node)))):
         return kind, []
@@ -181,43 +183,136 @@ def _sequence(node: Skeleton, path: str) -> tuple[Callable[..., StateTree], list
     raise _bad(path.removeprefix("/") or ".", "items of a sequence are missing, or mixed with keys")
 
 
-def rehydrate(layout: Layout, base: torch.Tensor) -> StateTree:
-    """The tree of views over `base` (uint8, `layout.region_bytes` long). Scalars and generators are made anew.
+class Frame:
+    """A layout over `base` (uint8, `layout.region_bytes` long): its views are made once, before they are needed.
 
     Raises:
-        BadRequest: paths that make no tree, or bytes that are no value of their scalar.
+        BadRequest: paths that make no tree.
     """
-    return _build(skeleton(layout), "", views(layout, base))
+
+    def __init__(self, layout: Layout, base: torch.Tensor) -> None:
+        self._layout = layout
+        self._base = base
+        self._skeleton = skeleton(layout)
+        # By identity: the skeleton is this frame's own.
+        self._sequences: dict[int, tuple[type, list[str]]] = {}
+        self._find_sequences(self._skeleton, "")
+        self._handed_out = False
+        self._tensors = self._views()
+        # Never handed out: what a view was when it was.
+        self._twins = [self._base if view is None else view for view in self._views()]
+
+    def _views(self) -> list[torch.Tensor | None]:
+        typed: dict[str, torch.Tensor] = {}
+        return [
+            _view(leaf, self._base, typed) if leaf.kind is LeafKind.TENSOR else None for leaf in self._layout.leaves
+        ]
+
+    def _find_sequences(self, node: Skeleton, path: str) -> None:
+        if (sequence := _sequence(node, path)) is not None:
+            self._sequences[id(node)] = sequence
+        for name, below in node.items():
+            if not isinstance(below, int):
+                self._find_sequences(below, f"{path}/{name}")
+
+    def values_in(self, tree: StateTree) -> list[tuple[Leaf, Found]] | None:
+        """What a tree's scalars and generators are now, if all its tensors are the views that were handed out.
+
+        None if anything is otherwise: then `capture` says what, and costs more.
+        """
+        values: list[tuple[int, StateLeaf]] = []
+        if not self._matches(self._skeleton, tree, values):
+            return None
+        found = []
+        for index, value in values:
+            leaf = self._layout.leaves[index]
+            try:
+                now = leaf_of(leaf.path, value, self._base.device)
+            except Refused:
+                return None
+            if (now.kind, now.dtype, now.size_bytes) != (leaf.kind, leaf.dtype, leaf.size_bytes):
+                return None
+            found.append((leaf, now))
+        return found
+
+    def _matches(self, node: Skeleton, tree: StateTree, values: list[tuple[int, StateLeaf]]) -> bool:
+        """Whether a tree is the one that was registered, its tensors in place; `values` gets all other leaves."""
+        sequence = self._sequences.get(id(node))
+        if sequence is None:
+            if not (type(tree) is dict or isinstance(tree, Mapping)) or len(tree) != len(node):
+                return False
+            pairs = [(below, tree[name]) for name, below in node.items() if name in tree]
+            if len(pairs) != len(node):
+                return False
+        else:
+            kind, ordered = sequence
+            if not isinstance(tree, list | tuple | dict) or type(tree) is not kind or len(tree) != len(ordered):
+                return False
+            pairs = [(node[name], item) for name, item in zip(ordered, tree, strict=True)]
+        for below, value in pairs:
+            if not isinstance(below, int):
+                if not self._matches(below, value, values):
+                    return False
+            elif (view := self._tensors[below]) is None:
+                values.append((below, value))  # type: ignore[arg-type]  # `leaf_of` refuses what is no leaf
+            elif value is not view or not view.is_set_to(self._twins[below]):
+                return False  # replaced, or given other memory or another shape in place
+        return True
+
+    def rehydrate(self) -> StateTree:
+        """The tree of views. Scalars and generators are made anew.
+
+        Raises:
+            BadRequest: bytes that are no value of their scalar.
+        """
+        if self._handed_out:
+            # Whoever has the first ones may have changed their shape in place.
+            self._tensors = self._views()
+        self._handed_out = True
+        values = _values(self._layout, self._base)
+        leaves: list[StateLeaf] = [
+            _value(leaf, next(values)) if tensor is None else tensor
+            for leaf, tensor in zip(self._layout.leaves, self._tensors, strict=True)
+        ]
+        return self._build(self._skeleton, leaves)
+
+    def _build(self, node: Skeleton, leaves: Sequence[StateLeaf]) -> StateTree:
+        built: dict[str, StateTree] = {
+            name: leaves[below] if isinstance(below, int) else self._build(below, leaves)
+            for name, below in node.items()
+        }
+        sequence = self._sequences.get(id(node))
+        if sequence is None:
+            return built
+        kind, ordered = sequence
+        made: StateTree = kind(built[name] for name in ordered)
+        return made
 
 
-def _build(node: Skeleton, path: str, leaves: Sequence[StateLeaf]) -> StateTree:
-    built: dict[str, StateTree] = {
-        name: leaves[below] if isinstance(below, int) else _build(below, f"{path}/{name}", leaves)
-        for name, below in node.items()
-    }
-    sequence = _sequence(node, path)
-    if sequence is None:
-        return built
-    kind, ordered = sequence
-    return kind(built[name] for name in ordered)
+def rehydrate(layout: Layout, base: torch.Tensor) -> StateTree:
+    """The tree of views over `base`; see `Frame`."""
+    return Frame(layout, base).rehydrate()
 
 
-def views(layout: Layout, base: torch.Tensor) -> list[StateLeaf]:
-    """Leaf i of the layout over `base`: tensors as views, scalars and generators as new values."""
-    typed: dict[str, torch.Tensor] = {}
-    return [_view(leaf, base, typed) for leaf in layout.leaves]
+def _values(layout: Layout, base: torch.Tensor) -> Iterator[torch.Tensor]:
+    """The bytes of every leaf that is no tensor, fetched from the device at once."""
+    leaves = [leaf for leaf in layout.leaves if leaf.kind is not LeafKind.TENSOR]
+    parts = [base[leaf.offset : leaf.offset + leaf.size_bytes] for leaf in leaves]
+    fetched = torch.cat([base[:0], *parts]).cpu()
+    return iter(torch.split(fetched, [leaf.size_bytes for leaf in leaves]))
 
 
-def _view(leaf: Leaf, base: torch.Tensor, typed: dict[str, torch.Tensor]) -> StateLeaf:
-    if leaf.kind is LeafKind.TENSOR:
-        dtype: torch.dtype = getattr(torch, leaf.dtype)
-        if not leaf.size_bytes:
-            return base[:0].view(dtype).reshape(leaf.shape)
-        if leaf.dtype not in typed:
-            typed[leaf.dtype] = base.view(dtype)
-        stride = leaf.stride or contiguous_stride(leaf.shape)
-        return typed[leaf.dtype].as_strided(leaf.shape, stride, leaf.offset // DTYPE_BYTES[leaf.dtype])
-    data = base[leaf.offset : leaf.offset + leaf.size_bytes]
+def _view(leaf: Leaf, base: torch.Tensor, typed: dict[str, torch.Tensor]) -> torch.Tensor:
+    dtype: torch.dtype = getattr(torch, leaf.dtype)
+    if not leaf.size_bytes:
+        return base[:0].view(dtype).reshape(leaf.shape)
+    if leaf.dtype not in typed:
+        typed[leaf.dtype] = base.view(dtype)
+    stride = leaf.stride or contiguous_stride(leaf.shape)
+    return typed[leaf.dtype].as_strided(leaf.shape, stride, leaf.offset // DTYPE_BYTES[leaf.dtype])
+
+
+def _value(leaf: Leaf, data: torch.Tensor) -> StateLeaf:
     if leaf.kind is LeafKind.GENERATOR:
         generator = torch.Generator()
         try:

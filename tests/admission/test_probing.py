@@ -36,7 +36,9 @@ class Lab:
         self.store = cluster.admission.journal
         self.prober = Prober(self.profile, self.store, leader._fleet, leader._coordinator, settings, self.channels)
         self.asked: list[mover_pb.ProbeRequest] = []
-        self.answer: mover_pb.ProbeResponse | errors.WorldlineError = mover_pb.ProbeResponse(wire_s=0.03, verify_s=0.01)
+        self.answer: mover_pb.ProbeResponse | errors.WorldlineError = mover_pb.ProbeResponse(
+            wire_s=0.015, verify_s=0.005
+        )
         for mover in cluster.movers.values():
             mover.on_probe = self.probe
 
@@ -71,7 +73,7 @@ def test_an_idle_path_is_measured_and_kept(lab: Lab, cluster: Cluster) -> None:
     assert (asked.plan.transport, asked.size_bytes) == ("tcp", BANDWIDTH_SAMPLE_BYTES)
     assert asked.destination_mover_address == cluster.movers["mover-b"].address
     kept = {row.quantity: row for row in lab.store.estimates()}["pace_s_per_byte"]
-    assert 0.04 / BANDWIDTH_SAMPLE_BYTES < kept.mean < 1.0 / (1 << 30)
+    assert 0.02 / BANDWIDTH_SAMPLE_BYTES < kept.mean < 1.0 / (1 << 30)
     assert kept.sampled_at_s == IDLE_S
 
 

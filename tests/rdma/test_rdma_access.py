@@ -16,11 +16,11 @@ SIZE_BYTES = 1 << 16
 CHUNK_BYTES = 1 << 14
 
 
-def attack(stream: Stream, address: int, key: int) -> Unavailable:
+def attack(stream: Stream, address: int, key: int, size_bytes: int = 4096) -> Unavailable:
     """Write with somebody's key by this stream's own queue pair; what the device says."""
     link, source = stream.sender._link, stream.sender._source
     segment = source.region.segments[0]
-    link.pair.post_write(1 << 20, segment.address, 4096, segment.local_key, address, key, signaled=True)
+    link.pair.post_write(1 << 20, segment.address, size_bytes, segment.local_key, address, key, signaled=True)
     with pytest.raises(Unavailable) as refused:
         link.wait(lambda: link.completed > 1 << 30, lambda completion: None, "attacking")
     return refused.value
@@ -46,20 +46,25 @@ def test_a_stale_key_opens_nothing(homes: Homes) -> None:
     successor.close()
 
 
-def test_a_foreign_key_opens_nothing(devices: tuple[str, str]) -> None:
-    """The key of a move that lasts, used by the stream of another move: a window is good for one queue pair."""
-    with two_hosts(devices) as (sender_home, receiver_home):
-        owner, stranger = (new_stream(SIZE_BYTES).open(sender_home, receiver_home) for _ in range(2))
-        error = attack(stranger, owner.sender._offer.address, owner.sender._offer.keys[0])
-        assert error.reason == "RDMA_REMOTE_ACCESS"
-        assert bytes(owner.slot) == bytes(SIZE_BYTES)
-        # The owner goes on.
-        send(owner, owner.chunks[0])
-        landed = owner.receiver.next()
-        assert landed is not None
-        assert owner.slot[:CHUNK_BYTES] == owner.source[:CHUNK_BYTES]
-        owner.close()
-        stranger.close()
+@pytest.mark.parametrize("what", ["slot", "records"])
+def test_a_foreign_key_opens_nothing(homes: Homes, what: str) -> None:
+    """The keys of a move that lasts, used by a stream of another move.
+
+    A window is good for one queue pair, a registration that lets a peer in for its move's protection domain.
+    """
+    owner, stranger = (new_stream(SIZE_BYTES).open(*homes) for _ in range(2))
+    offer = owner.sender._offer
+    address, key = (offer.address, offer.keys[0]) if what == "slot" else (offer.records_address, offer.records_key)
+    assert attack(stranger, address, key, 16).reason == "RDMA_REMOTE_ACCESS"
+    assert bytes(owner.slot) == bytes(SIZE_BYTES)
+    assert bytes(owner.receiver._landing.records.view[:16]) == bytes(16)
+    # The owner goes on.
+    send(owner, owner.chunks[0])
+    landed = owner.receiver.next()
+    assert landed is not None
+    assert owner.slot[:CHUNK_BYTES] == owner.source[:CHUNK_BYTES]
+    owner.close()
+    stranger.close()
 
 
 def test_outside_of_the_slot_nothing_is_written(homes: Homes) -> None:

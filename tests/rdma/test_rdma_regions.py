@@ -98,6 +98,16 @@ def test_the_bound_holds_for_what_is_idle(devices: tuple[str, str], memory: Call
     rdma.close()
 
 
+def test_memory_of_our_own_is_one_segment(devices: tuple[str, str]) -> None:
+    """Records have one key, however many chunks there are and however small segments are set."""
+    rdma = open_rdma(devices[0], segment_bytes=4096)
+    with mmap.mmap(-1, 3 * 4096) as mapped, memoryview(mapped) as view:
+        registered = rdma.regions.register_private(view, 0)
+        assert [segment.size_bytes for segment in registered.segments] == [3 * 4096]
+        rdma.regions.release(registered)
+    rdma.close()
+
+
 def test_memory_that_is_given_back_is_let_go(devices: tuple[str, str], memory: Callable[[], int]) -> None:
     """An engine host frees a slot: its pages are not held by a registration that nobody needs."""
     rdma, slot = open_rdma(devices[0]), memory()

@@ -1,10 +1,12 @@
 """Sizes of the window-rewrite model: which leaves a preset has, how large they are, which are cold."""
 
+# ruff: noqa: B019 - the geometries live as long as the process, and so may what is remembered of them
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 
@@ -97,8 +99,12 @@ class Geometry:
         for name in INDEX_NAMES:
             yield TensorSpec(f"{root}/{name}", (1,), torch.int64)
 
-    def tensors(self) -> Iterator[TensorSpec]:
+    @cache
+    def tensors(self) -> Sequence[TensorSpec]:
         """Every tensor leaf: 14 a layer."""
+        return tuple(self._tensors())
+
+    def _tensors(self) -> Iterator[TensorSpec]:
         for layer in range(self.layers):
             for window in WINDOW_NAMES:
                 yield from self.window_tensors(layer, window)
@@ -106,7 +112,8 @@ class Geometry:
                 shape = (1, self.cross_tokens, self.heads, self.head_dim)
                 yield TensorSpec(f"{self.layer_path(layer)}/cross/{name}", shape, torch.bfloat16)
 
-    def control_bytes(self) -> dict[str, int]:
+    @cache
+    def control_bytes(self) -> Mapping[str, int]:
         """Path -> bytes of every leaf that is no tensor: as many as there are layers."""
         return {
             "control/block": 8,
@@ -114,7 +121,8 @@ class Geometry:
             **{self.gain_path(layer): 8 for layer in self.gained_layers},
         }
 
-    def cold_tensors(self) -> list[TensorSpec]:
+    @cache
+    def cold_tensors(self) -> Sequence[TensorSpec]:
         """The tensors that no block reads or writes."""
         return [
             spec
@@ -124,6 +132,7 @@ class Geometry:
             for spec in self.window_tensors(layer, window)
         ]
 
+    @cache
     def dirty_bytes(self) -> int:
         """Bytes that one block rewrites: every window cache that is not cold, and the control leaves."""
         windows = sum(
@@ -140,6 +149,7 @@ class Geometry:
         sizes = [*(spec.size_bytes for spec in self.tensors()), *self.control_bytes().values()]
         return sum(aligned(size) for size in sizes)
 
+    @cache
     def preset(self) -> Preset:
         """What is offered to players."""
         return Preset(

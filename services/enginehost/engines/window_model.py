@@ -16,6 +16,7 @@ import torch
 from enginehost.engines.window_geometry import BLOCK_FRAMES, CHANNELS, QUANTA_PER_BLOCK, WINDOW_NAMES, Geometry
 
 TILE_ELEMENTS = 1 << 19  # two MiB of float32: stays in cache between the passes over it
+GPU_TILE_ELEMENTS = 1 << 23  # any cache of any preset at once: a GPU wants few and large kernels
 POSITIONS = 61
 KEYS = 32
 
@@ -49,6 +50,11 @@ class Attention:
         q, k, v = (uniform((CHANNELS, width), generator, 3 / math.sqrt(CHANNELS)) for _ in range(3))
         return Attention(q, k, v, uniform((width, CHANNELS), generator, math.sqrt(3 / width)), heads)
 
+    def to(self, device: torch.device) -> Attention:
+        """The same on a device."""
+        q, k, v, o = (part.to(device) for part in (self.q, self.k, self.v, self.o))
+        return Attention(q, k, v, o, self.heads)
+
 
 @dataclass(frozen=True, slots=True)
 class Weights:
@@ -71,15 +77,20 @@ class Weights:
         tables = (uniform((n, CHANNELS), generator) for n in (QUANTA_PER_BLOCK, POSITIONS, KEYS, 2))
         return Weights(tuple(layers), *tables)
 
+    def to(self, device: torch.device) -> Weights:
+        """The same on a device."""
+        layers = tuple({kind: part.to(device) for kind, part in layer.items()} for layer in self.layers)
+        return Weights(layers, *(part.to(device) for part in (self.level, self.position, self.keys, self.mouse)))
+
     def digest(self) -> str:
         """SHA-256 over every weight, as hex."""
         sha = hashlib.sha256()
         for attentions in self.layers:
             for _, attention in sorted(attentions.items()):
                 for tensor in (attention.q, attention.k, attention.v, attention.o):
-                    sha.update(tensor.numpy().tobytes())
+                    sha.update(tensor.cpu().numpy().tobytes())
         for tensor in (self.level, self.position, self.keys, self.mouse):
-            sha.update(tensor.numpy().tobytes())
+            sha.update(tensor.cpu().numpy().tobytes())
         return sha.hexdigest()
 
 
@@ -102,14 +113,23 @@ class WindowCache:
         self._global_end = global_end
         self._local_end = local_end
         self._half = k.shape[1] // 2
+        self._ends = (0, 0)
+
+    @staticmethod
+    def read_ends(windows: Sequence[WindowCache]) -> None:
+        """Read where each window ends, before a block: all at once, since a GPU is waited for each time."""
+        if windows:
+            found = torch.cat([end for window in windows for end in (window._global_end, window._local_end)]).tolist()
+            for window, ends in zip(windows, zip(found[::2], found[1::2], strict=True), strict=True):
+                window._ends = ends
 
     def position(self) -> int:
         """Which row of the position table the next block has."""
-        return int(self._global_end.item()) // self._half % POSITIONS
+        return self._ends[0] // self._half % POSITIONS
 
     def roll(self) -> None:
         """The last block's keys and values become the context."""
-        end = int(self._local_end.item())
+        end = self._ends[1]
         for cache in (self.k, self.v):
             cache[:, : self._half].copy_(cache[:, end - self._half : end])
 
@@ -147,14 +167,14 @@ def attend(
     rows = min(count, max(1, buffer.numel() // (heads * head_dim)))
     tile = buffer[: rows * heads * head_dim].view(rows, heads, head_dim)
     q = torch.mm(query.view(1, -1), weights.q).view(heads, head_dim).div_(math.sqrt(head_dim))
-    share = torch.empty(count, heads)
+    share = torch.empty(count, heads, device=buffer.device)
     for start in range(0, count, rows):
         part = tile[: count - start]
         torch.sum(part.copy_(keys[start : start + rows]).mul_(q), -1, out=share[start : start + rows])
     share.sub_(share.amax(0)).exp_()
     # A mean of independent values shrinks by the root of their number: undone, so that every key still counts.
     share.div_(share.sum(0)).mul_(math.sqrt(count))
-    gathered = torch.zeros(rows, heads, head_dim)
+    gathered = torch.zeros(rows, heads, head_dim, device=buffer.device)
     for start in range(0, count, rows):
         part = tile[: count - start]
         gathered[: part.shape[0]].addcmul_(
@@ -211,6 +231,6 @@ def _input(window: str, hidden: torch.Tensor, action: Mapping[str, torch.Tensor]
     return action["keyboard"].expand(BLOCK_FRAMES, 1, CHANNELS)
 
 
-def new_buffer() -> torch.Tensor:
+def new_buffer(device: torch.device) -> torch.Tensor:
     """The float32 scratch that one session's passes share."""
-    return torch.empty(TILE_ELEMENTS)
+    return torch.empty(TILE_ELEMENTS if device.type == "cpu" else GPU_TILE_ELEMENTS, device=device)

@@ -36,14 +36,19 @@ _BANK_ELEMENTS = 1_048_573
 
 
 class WindowRewriteEngine:
-    """The `window-rewrite` engine on CPU. Weights are drawn when a preset is first used."""
+    """The `window-rewrite` engine, on the CPU or a GPU. Weights are drawn when a preset is first used."""
 
     name = "window-rewrite"
     version = "1"
 
     def __init__(self) -> None:
+        self._device = torch.device("cpu")
         self._weights: dict[str, Weights] = {}
         self._drawing = threading.Lock()
+
+    def use_device(self, device: torch.device) -> None:
+        """Tensors of sessions and weights lie there from now on; random numbers are drawn on the CPU all the same."""
+        self._device = device
 
     def presets(self) -> Mapping[str, Preset]:
         """`tiny` (about 1 MB), `small` (64 MB) and `mg2` (1.67 GB in 450 leaves)."""
@@ -59,16 +64,16 @@ class WindowRewriteEngine:
         if not -(1 << 63) <= seed < 1 << 64:
             raise BadRequest(f"seed {seed} is not of 64 bits", violations={"seed": "not of 64 bits"})
         noise = torch.Generator().manual_seed(seed)
-        bank = uniform((_BANK_ELEMENTS,), noise, 1.5).to(torch.bfloat16)
+        bank = uniform((_BANK_ELEMENTS,), noise, 1.5).to(self._device, torch.bfloat16)
         cold = {spec.path for spec in geometry.cold_tensors()}
         leaves: dict[str, StateLeaf] = {"control/block": 0, "control/noise": noise}
         leaves.update({geometry.gain_path(layer): 1.0 for layer in geometry.gained_layers})
         for index, spec in enumerate(geometry.tensors()):
             if spec.path in cold:
                 # Zeros, as an allocation is that nobody ever fills.
-                leaves[spec.path] = torch.zeros(spec.shape, dtype=spec.dtype)
+                leaves[spec.path] = torch.zeros(spec.shape, dtype=spec.dtype, device=self._device)
                 continue
-            tensor = torch.empty(spec.shape, dtype=spec.dtype)
+            tensor = torch.empty(spec.shape, dtype=spec.dtype, device=self._device)
             leaves[spec.path] = tensor
             if spec.dtype is torch.int64:
                 tensor.fill_(geometry.cache_shape(spec.path.split("/")[-2])[1])
@@ -79,7 +84,7 @@ class WindowRewriteEngine:
     def load(self, preset: str, tree: StateTree) -> WindowRewriteSession:
         """A session that lives in `tree`. Raises Mismatch, with each difference, if it is not a tree of the preset."""
         geometry = self._geometry(preset)
-        return WindowRewriteSession(geometry, self._weights_of(preset), checked(geometry, tree))
+        return WindowRewriteSession(geometry, self._weights_of(preset), checked(geometry, tree, self._device))
 
     def _geometry(self, preset: str) -> Geometry:
         return GEOMETRIES[preset_of(self, preset).name]
@@ -88,7 +93,7 @@ class WindowRewriteEngine:
         geometry = self._geometry(preset)
         with self._drawing:
             if preset not in self._weights:
-                self._weights[preset] = Weights.drawn(geometry)
+                self._weights[preset] = Weights.drawn(geometry).to(self._device)
             return self._weights[preset]
 
 
@@ -102,16 +107,17 @@ class WindowRewriteSession:
         self._noise = of_kind(leaves, "control/noise", torch.Generator)
         self._block = of_kind(leaves, "control/block", int)
         self._gains = {layer: of_kind(leaves, geometry.gain_path(layer), float) for layer in geometry.gained_layers}
-        self._layers = [self._layer(layer) for layer in range(geometry.layers)]
-        self._buffer = new_buffer()
-        self._latent = torch.empty(BLOCK_FRAMES, geometry.tokens, CHANNELS)
+        tensors = {path: leaf for path, leaf in leaves.items() if isinstance(leaf, torch.Tensor)}
+        self._layers = [self._layer(layer, tensors) for layer in range(geometry.layers)]
+        self._device = weights.level.device
+        self._buffer = new_buffer(self._device)
+        self._latent = torch.empty(BLOCK_FRAMES, geometry.tokens, CHANNELS, device=self._device)
         self._keys = 0
         self._action: dict[str, torch.Tensor] = {}
         self._next_quantum: int | None = None
 
-    def _layer(self, layer: int) -> Layer:
+    def _layer(self, layer: int, tensors: Mapping[str, torch.Tensor]) -> Layer:
         root = self._geometry.layer_path(layer)
-        tensors = {path: leaf for path, leaf in self._leaves.items() if isinstance(leaf, torch.Tensor)}
         windows = {
             name: WindowCache(*(tensors[f"{root}/{name}/{part}"] for part in ("k", "v", "global_end", "local_end")))
             for name in WINDOW_NAMES
@@ -133,8 +139,9 @@ class WindowRewriteSession:
             )
         self._require_quantum(None)
         keys, right, down = struct.unpack("<Ihh", action)
-        pressed = torch.tensor([float(keys >> key & 1) for key in range(KEYS)])
-        moved = torch.tensor([right / 32768, down / 32768])
+        pressed = torch.tensor([float(keys >> key & 1) for key in range(KEYS)]).to(self._device)
+        moved = torch.tensor([right / 32768, down / 32768]).to(self._device)
+        WindowCache.read_ends([window for layer in self._layers for window in layer.windows.values()])
         self._keys = keys
         self._action = {
             "keyboard": (self._weights.keys * pressed[:, None]).sum(0),
@@ -148,7 +155,7 @@ class WindowRewriteSession:
         if quantum < DENOISE_QUANTA:
             # From pure noise in the first quantum, with less of it in each that follows.
             share = 1 - quantum / DENOISE_QUANTA
-            noise = uniform(self._latent.shape, self._noise, share)
+            noise = uniform(self._latent.shape, self._noise, share).to(self._device)
             self._latent = noise if quantum == 0 else self._latent.mul_(1 - share).add_(noise)
         made = forward(self._weights, self._layers, self._gains, self._latent, self._action, quantum, self._buffer)
         if quantum < DENOISE_QUANTA:
@@ -189,7 +196,7 @@ class WindowRewriteSession:
             height=rows * patch,
             width=columns * patch,
             channels=COLOURS,
-            data=frames.numpy().tobytes(),
+            data=frames.cpu().numpy().tobytes(),
         )
 
     def state_tree(self) -> StateTree:

@@ -31,8 +31,8 @@ def _group(groups: dict[str, dict[str, StateTree]], path: str) -> dict[str, Stat
     return groups[path]
 
 
-def checked(geometry: Geometry, tree: StateTree) -> dict[str, StateLeaf]:
-    """Leaves by path. Raises Mismatch, with every difference, if this is not a tree of the preset."""
+def checked(geometry: Geometry, tree: StateTree, device: torch.device) -> dict[str, StateLeaf]:
+    """Leaves by path. Raises Mismatch, with every difference, if this is not a tree of the preset on `device`."""
     leaves = _flat(tree)
     tensors = {spec.path: spec for spec in geometry.tensors()}
     expected = {*tensors, *geometry.control_bytes()}
@@ -42,11 +42,11 @@ def checked(geometry: Geometry, tree: StateTree) -> dict[str, StateLeaf]:
         leaf, spec = leaves[path], tensors[path]
         if not isinstance(leaf, torch.Tensor):
             wrong[path] = f"a {type(leaf).__name__}, not a tensor"
-        elif (tuple(leaf.shape), leaf.dtype) != (spec.shape, spec.dtype) or not leaf.is_contiguous():
+        elif leaf.shape != spec.shape or leaf.dtype != spec.dtype or not leaf.is_contiguous():
             found = f"{leaf.dtype} {list(leaf.shape)} with strides {list(leaf.stride())}"
             wrong[path] = f"{found}, not contiguous {spec.dtype} {list(spec.shape)}"
-        elif leaf.device.type != "cpu":
-            wrong[path] = f"on {leaf.device}, not on the CPU"
+        elif leaf.device != device:
+            wrong[path] = f"on {leaf.device}, not on {device}"
     if wrong:
         raise Mismatch(
             f"not a state of preset {geometry.name!r}: "
@@ -74,7 +74,9 @@ def _flat(tree: StateTree, prefix: str = "") -> dict[str, StateLeaf]:
         raise Mismatch(f"{prefix or 'the tree'}: a {type(tree).__name__}, not a mapping", reason="LAYOUT_MISMATCH")
     for name, child in tree.items():
         path = f"{prefix}/{name}" if prefix else name
-        if isinstance(child, Mapping):
+        if isinstance(child, torch.Tensor):
+            leaves[path] = child
+        elif isinstance(child, Mapping):
             leaves.update(_flat(child, path))
         elif isinstance(child, list | tuple):
             raise Mismatch(f"{path}: a sequence; this engine's tree has none", reason="LAYOUT_MISMATCH")

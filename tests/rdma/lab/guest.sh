@@ -15,7 +15,7 @@ mkdir -p "$run/out"
   done
   printf 'export PYTHONPATH=%q WORLDLINE_LAB=1\n' "$lab/pyverbs/usr/lib/python3/dist-packages"
   echo 'stty -F /dev/hvc0 -onlcr; ip link set lo up; ulimit -l unlimited'
-  printf 'bash %q || exit\n' "$here/two_hosts.sh"
+  printf 'bash %q || { echo "guest.sh: no verbs devices could be made, nothing was run"; exit; }\n' "$here/two_hosts.sh"
   printf 'cd %q\n' "$PWD"
   printf '%q ' "$@"
   echo

@@ -6,7 +6,9 @@ lab=$(realpath -m "${1:?folder to set up}")
 here=$(cd "$(dirname "$0")" && pwd)
 mkdir -p "$lab/run"
 cd "$lab"
-[ -e ready ] && exit 0
+if [ ready -nt "$here/setup.sh" ] && [ ready -nt "$here/init" ] && [ ready -nt "$here/unpack_kernel.py" ]; then
+  exit 0
+fi
 
 apt-get update -qq
 apt-get install -qq -y --no-install-recommends \

@@ -23,7 +23,7 @@ class RdmaConfig:
     retry_count: int = 7
     rnr_retry_count: int = 7
     depth: int = 64
-    completions: str = "backoff"
+    completions: str = "event"
     access: str = "window"
     cache_bytes: int = 16 << 30
     segment_bytes: int = 256 << 20

@@ -8,7 +8,6 @@ from __future__ import annotations
 import select
 import socket
 import struct
-from collections import deque
 from contextlib import suppress
 
 from mover.transports.tcp import bound_waits
@@ -28,13 +27,18 @@ class Control:
         bound_waits(connected, no_progress_s)
         self.heard = 0
         self.over = False
-        self.answers: deque[tuple[int, ...]] = deque()
+        self.answer: tuple[int, ...] | None = None
         self._socket = connected
         self._chunks = chunks
         self._no_progress_s = no_progress_s
         self._unread = bytearray()
         self._poller = select.poll()
         self._poller.register(connected, select.POLLIN)
+
+    @property
+    def descriptor(self) -> int:
+        """Readable when the peer has said something or is gone."""
+        return self._socket.fileno()
 
     def progress(self) -> None:
         """Tell the receiver that bytes are being acknowledged."""
@@ -44,32 +48,37 @@ class Control:
         """Tell the sender that the receiver is at work."""
         self._send(_HEADER.pack(_BUSY, 0))
 
-    def answer(self, wanted_again: tuple[int, ...]) -> None:
+    def send_answer(self, wanted_again: tuple[int, ...]) -> None:
         """Answer the sender's round."""
         count = len(wanted_again)
         self._send(_HEADER.pack(_ANSWER, count) + struct.pack(f">{count}I", *wanted_again))
 
+    def take_answer(self) -> tuple[int, ...]:
+        """The answer that is there; the next one is of the next round."""
+        answer, self.answer = self.answer or (), None
+        return answer
+
     def hear(self, wait_ms: int) -> None:
-        """Read what there is, waiting for it up to `wait_ms`; `over` is set when the peer is gone.
+        """Read once, waiting for it up to `wait_ms`; `over` is set when the peer is gone.
+
+        Not until there is no more: a peer that talks without end would hold the caller here.
 
         Raises:
             BadRequest: what came makes no sense.
         """
-        if self.over:
+        if self.over or not self._poller.poll(wait_ms):
             return
-        while self._poller.poll(wait_ms):
-            wait_ms = 0
-            try:
-                came = self._socket.recv(_READ_BYTES, socket.MSG_DONTWAIT)
-            except BlockingIOError:
-                return
-            except OSError:
-                came = b""
-            if not came:
-                self.over = True
-                return
-            self._unread += came
-            self._take()
+        try:
+            came = self._socket.recv(_READ_BYTES, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return
+        except OSError:
+            came = b""
+        if not came:
+            self.over = True
+            return
+        self._unread += came
+        self._take()
 
     def _take(self) -> None:
         while len(self._unread) >= _HEADER.size:
@@ -80,7 +89,9 @@ class Control:
             if len(self._unread) < size:
                 return
             if kind == _ANSWER:
-                self.answers.append(struct.unpack_from(f">{count}I", self._unread, _HEADER.size))
+                if self.answer is not None:
+                    raise BadRequest("the peer answered one round twice", reason="BAD_ANSWER")
+                self.answer = struct.unpack_from(f">{count}I", self._unread, _HEADER.size)
             del self._unread[:size]
             self.heard += 1
 

@@ -56,6 +56,11 @@ class Device:
         """Whether the port carries traffic now."""
         return self.verbs.port(self.port)[0] == verbs.PORT_ACTIVE
 
+    def pair(self, receives: int, domain: verbs.Domain | None = None) -> verbs.Pair:
+        """A queue pair as the settings want it, not connected yet."""
+        events = self.config.completions == "event"
+        return self.verbs.pair(self.config.depth, receives, events=events, domain=domain)
+
     def _try_out(self) -> None:
         if self.config.access == "window" and not self.verbs.has_windows:
             raise Unsupported(
@@ -69,7 +74,7 @@ class Device:
 
     def _live_timeout_exponent(self) -> int:
         """Of a queue pair that is connected to itself, which shows too that one can be connected."""
-        pair = self.verbs.pair(self.config.depth, 1)
+        pair = self.pair(1)
         try:
             pair.connect(self.route, self.gid, pair.number, 0, 0)
             return pair.timeout_exponent()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,8 +14,6 @@ from mover.transports.rdma.device import Device
 from mover.transports.rdma.queue_pair import QueuePair
 from worldline.errors import Cancelled, Internal, TimedOut, Unavailable, WorldlineError
 
-_FIRST_PAUSE_S = 20e-6
-_LONGEST_PAUSE_S = 1e-3
 # In the mode that polls, this many polls of the queue go by for one look at the connection beside it.
 _POLLS = 64
 # A broken queue pair and a closed connection arrive by different ways; the one that says more may be the later one.
@@ -40,7 +39,14 @@ class Link:
         self._device = device
         self._queue_pair = queue_pair
         self._no_progress_s = no_progress_s
-        self._polls = device.config.completions == "poll"
+        # None: polled. Else what wakes a wait: the peer's words and completions; `armed` when the next one will.
+        self._poller: select.poll | None = None
+        self._armed = False
+        self._descriptor = self.pair.descriptor
+        if self._descriptor is not None:
+            self._poller = select.poll()
+            self._poller.register(self._descriptor, select.POLLIN)
+            self._poller.register(control.descriptor, select.POLLIN)
         self._lock = threading.Lock()
         self._users = 0
         self._closed = False
@@ -73,7 +79,7 @@ class Link:
         Raises:
             Cancelled, TimedOut (NO_PROGRESS), Unavailable (PEER_GONE or a reason of the device's).
         """
-        seen, since, pause_s, turns = (-1, -1), 0.0, _FIRST_PAUSE_S, 0
+        seen, since, turns = (-1, -1), 0.0, 0
         while True:
             self.reap(take, doing)
             if met():
@@ -83,14 +89,13 @@ class Link:
                 raise Unavailable(f"the peer closed the stream while {doing}", reason="PEER_GONE")
             now = time.monotonic()
             if seen != (self.completed, self.control.heard):
-                seen, since, pause_s = (self.completed, self.control.heard), now, _FIRST_PAUSE_S
+                seen, since = (self.completed, self.control.heard), now
                 moved()
-            elif now - since > self._no_progress_s:
+            elif now - since >= self._no_progress_s:
                 raise self._stalled(doing)
             turns += 1
-            if not self._polls:
-                self._pause(pause_s)
-                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+            if self._poller is not None:
+                self._sleep(self._poller, since + self._no_progress_s - now)
             elif turns % _POLLS == 0:
                 self.control.hear(0)
 
@@ -122,12 +127,19 @@ class Link:
         if self._closed:
             raise Cancelled(f"the stream was closed while {doing}", reason="LINK_CLOSED")
 
-    def _pause(self, pause_s: float) -> None:
-        if pause_s < _LONGEST_PAUSE_S:
-            time.sleep(pause_s)
-            self.control.hear(0)
-        else:
-            self.control.hear(1)
+    def _sleep(self, poller: select.poll, longest_s: float) -> None:
+        """Until something completes, or the peer says something or is gone, or `close`."""
+        if not self._armed:
+            # What has completed before wakes nobody: the caller looks once more before it sleeps.
+            self._armed = True
+            self.pair.arm()
+            return
+        for descriptor, _ in poller.poll(longest_s * 1e3):
+            if descriptor == self._descriptor:
+                self.pair.disarm()
+                self._armed = False
+            else:
+                self.control.hear(0)
 
     def _stalled(self, doing: str) -> WorldlineError:
         self._queue_pair.fail()

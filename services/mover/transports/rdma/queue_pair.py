@@ -12,7 +12,7 @@ from mover.transports.rdma import verbs
 from mover.transports.rdma.device import Device
 from mover.transports.rdma.exchange import End
 from mover.transports.rdma.regions import Registered
-from worldline.errors import Unavailable
+from worldline.errors import Unavailable, WorldlineError
 
 _BIND_S = 1.0
 _BIND_PAUSE_S = 50e-6
@@ -36,9 +36,16 @@ class Census:
 class QueuePair:
     """Not connected yet. `release` is called once, when nothing can reach the memory any more."""
 
-    def __init__(self, device: Device, census: Census, receives: int, release: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        device: Device,
+        census: Census,
+        receives: int,
+        release: Callable[[], None],
+        domain: verbs.Domain | None = None,
+    ) -> None:
         self.psn = secrets.randbits(24)
-        self.pair = device.verbs.pair(device.config.depth, receives)
+        self.pair = device.pair(receives, domain)
         self._device = device
         self._census = census
         self._release = release
@@ -67,7 +74,8 @@ class QueuePair:
         self.pair.connect(route, peer.gid, peer.pair, self.psn, peer.psn)
 
     def let_in(self, registered: Registered) -> tuple[int, ...]:
-        """Keys by which the peer may write the memory: each a window for this pair alone, or the registration's own.
+        """Keys by which the peer may write the memory: each a window for this pair alone, or the registration's own,
+        which is good in its move's protection domain alone.
 
         Raises:
             Unavailable: the device did not bind.
@@ -93,11 +101,14 @@ class QueuePair:
 
     def fail(self) -> None:
         """Stop all traffic at once."""
-        with suppress(Unavailable):  # the device itself is gone
+        with suppress(WorldlineError):  # the device itself is gone
             self.pair.fail()
 
     def close(self) -> None:
-        """Shut the peer out, destroy the pair, release the memory: in this order, and no further if one fails."""
+        """Shut the peer out, destroy the pair, release the memory: in this order, and no further if one fails.
+
+        What raises leaves the memory held and ends this process: its mover kills a data plane that does not let go.
+        """
         self.fail()
         for window in self._windows:
             window.close()

@@ -5,8 +5,10 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Sequence
+from contextlib import ExitStack
 
 from mover.transports.rdma import verbs
+from mover.transports.rdma.device import Device
 from mover.transports.rdma.link import Link
 from mover.transports.rdma.records import Records
 from mover.transports.rdma.regions import Regions
@@ -16,20 +18,27 @@ from worldline.transport import Landed
 
 
 class Landing:
-    """What one move's streams write into: the slot and the records. Released when the last holder has let go."""
+    """What one move's streams write into: the slot and the records. Released when the last holder has let go.
 
-    def __init__(self, regions: Regions, region: memoryview, chunks: int) -> None:
-        self._regions = regions
+    Either each stream is let in by windows, or a `domain` of the move's own keeps every other move's streams out.
+    """
+
+    def __init__(self, device: Device, regions: Regions, region: memoryview, chunks: int) -> None:
+        windows = device.config.access == "window"
         self._holders = 1
         self._lock = threading.Lock()
-        self.region = regions.acquire(region, writable=True)
-        self.records = Records(chunks)
-        try:
-            self.records_registered = regions.register_private(self.records.view, verbs.REMOTE_WRITE)
-        except BaseException:
-            self.records.close()
-            regions.release(self.region)
-            raise
+        with ExitStack() as made:
+            self.domain = None if windows else device.verbs.domain()
+            if self.domain is not None:
+                made.callback(self.domain.close)
+            self.region = regions.acquire(region, writable=True, domain=self.domain)
+            made.callback(regions.release, self.region)
+            self.records = Records(chunks)
+            made.callback(self.records.close)
+            access = verbs.BINDABLE if windows else verbs.REMOTE_WRITE
+            self.records_registered = regions.register_private(self.records.view, access, self.domain)
+            made.callback(regions.release, self.records_registered)
+            self._made = made.pop_all()
 
     def hold(self) -> None:
         """One holder more."""
@@ -42,9 +51,7 @@ class Landing:
             self._holders -= 1
             last = not self._holders
         if last:
-            self._regions.release(self.records_registered)
-            self.records.close()
-            self._regions.release(self.region)
+            self._made.close()
 
 
 class Receiver:
@@ -65,7 +72,9 @@ class Receiver:
     def next(self) -> Landed | None:
         doing = "waiting for a chunk"
         with self._link.use(doing):
-            self._link.wait(lambda: bool(self._came), self._take, doing)
+            # Not while some wait here: what is not taken holds its receives, and so the peer, back.
+            if not self._came:
+                self._link.wait(lambda: bool(self._came), self._take, doing)
             index = self._came.popleft()
             records = self._landing.records
             if index == records.end_index:
@@ -88,7 +97,7 @@ class Receiver:
 
     def answer(self, wanted_again: Sequence[int]) -> None:
         with self._link.use("answering the sender"):
-            self._link.control.answer(tuple(wanted_again))
+            self._link.control.send_answer(tuple(wanted_again))
 
     def busy(self) -> None:
         with self._link.use("answering the sender"):

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from mover.memory import SharedMapping
-from mover.transports.rdma.verbs import BINDABLE, LOCAL_READ, REMOTE_WRITE, Segment, Verbs
+from mover.transports.rdma.verbs import BINDABLE, LOCAL_READ, REMOTE_WRITE, Domain, Segment, Verbs
 from worldline.buffers import address_of
 from worldline.errors import Internal, Unsupported, WorldlineError
 
@@ -47,12 +47,14 @@ class Registered:
             segment.close()
 
 
-def register(verbs: Verbs, address: int, size_bytes: int, access: int, segment_bytes: int) -> Registered:
+def register(
+    verbs: Verbs, address: int, size_bytes: int, access: int, segment_bytes: int, domain: Domain | None = None
+) -> Registered:
     """Register memory in segments, so that other threads run between two of them. Raises Exhausted, Unsupported."""
     segments: list[Segment] = []
     try:
         for at in range(0, size_bytes, segment_bytes):
-            segments.append(verbs.register(address + at, min(segment_bytes, size_bytes - at), access))
+            segments.append(verbs.register(address + at, min(segment_bytes, size_bytes - at), access, domain))
     except BaseException:
         for segment in segments:
             segment.close()
@@ -72,8 +74,8 @@ class _Kept:
         return os.fstat(self.descriptor).st_blocks * _BLOCK_BYTES < self.registered.size_bytes
 
     def close(self) -> None:
-        os.close(self.descriptor)
         self.registered.close()
+        os.close(self.descriptor)
 
 
 class Regions:
@@ -105,13 +107,16 @@ class Regions:
         with self._changed:
             return len(self._single) + sum(1 for kept in self._kept.values() if kept.users)
 
-    def acquire(self, view: memoryview, *, writable: bool) -> Registered:
-        """The registration of a region, made now or kept from before. Raises Exhausted, Unsupported."""
+    def acquire(self, view: memoryview, *, writable: bool, domain: Domain | None = None) -> Registered:
+        """The registration of a region, made now or kept from before. Raises Exhausted, Unsupported.
+
+        `domain` is for registrations that let a peer in, which are never kept.
+        """
         access = LOCAL_READ if not writable else BINDABLE if self._windows else REMOTE_WRITE
         mapping = view.obj
         with self._changed:
             if not isinstance(mapping, SharedMapping) or access == REMOTE_WRITE:
-                return self._register_single(view, access)
+                return self._register_single(view, access, domain)
             status = os.fstat(mapping.descriptor)
             key = (status.st_dev, status.st_ino, view.nbytes)
             kept = self._kept.get(key)
@@ -128,17 +133,17 @@ class Regions:
             self._trim()
             return kept.registered
 
-    def register_private(self, view: memoryview, access: int) -> Registered:
-        """Memory of this transport's own, never kept."""
+    def register_private(self, view: memoryview, access: int, domain: Domain | None = None) -> Registered:
+        """Memory of this transport's own: small, so in one segment, and never kept."""
         with self._changed:
-            return self._register_single(view, access)
+            return self._register_single(view, access, domain, view.nbytes)
 
     def release(self, registered: Registered) -> None:
         """A move is through with it."""
         with self._changed:
             if registered in self._single:
-                self._single.remove(registered)
                 registered.close()
+                self._single.remove(registered)
                 return
             for kept in self._kept.values():
                 if kept.registered is registered and kept.users:
@@ -161,8 +166,10 @@ class Regions:
             for key in list(self._kept):
                 self._drop(key)
 
-    def _register_single(self, view: memoryview, access: int) -> Registered:
-        registered = self._register(view, access)
+    def _register_single(
+        self, view: memoryview, access: int, domain: Domain | None = None, segment_bytes: int = 0
+    ) -> Registered:
+        registered = self._register(view, access, domain, segment_bytes)
         self._single.add(registered)
         return registered
 
@@ -188,9 +195,12 @@ class Regions:
         finally:
             os.close(descriptor)
 
-    def _register(self, view: memoryview, access: int) -> Registered:
+    def _register(
+        self, view: memoryview, access: int, domain: Domain | None = None, segment_bytes: int = 0
+    ) -> Registered:
         self.registrations += 1
-        return register(self._verbs, address_of(view), view.nbytes, access, self._segment_bytes)
+        step = segment_bytes or self._segment_bytes
+        return register(self._verbs, address_of(view), view.nbytes, access, step, domain)
 
     def _trim(self) -> None:
         """Drop what is idle: all that was given back, and the oldest beyond the bound."""
@@ -201,7 +211,8 @@ class Regions:
                 self._drop(key)
 
     def _drop(self, key: _Key) -> None:
-        self._kept.pop(key).close()
+        self._kept[key].close()
+        del self._kept[key]
 
     def _sweep(self) -> None:
         with self._changed:

@@ -29,6 +29,7 @@ class Source:
         self.records = Records(chunks)
         self._held: list[Registered] = []
         self._bounce: mmap.mmap | None = None
+        self._bounce_registered: Registered | None = None
         try:
             self.region = self._hold(regions.acquire(region, writable=False))
             self.records_registered = self._hold(regions.register_private(self.records.view, verbs.LOCAL_READ))
@@ -38,13 +39,20 @@ class Source:
 
     def bounce(self, piece: memoryview) -> Registered:
         """A registered copy of a piece. Only when no earlier one is being read any more."""
-        if self._bounce is not None:
-            self._regions.release(self._held.pop())
-            self._bounce.close()
+        self._end_bounce()
         self._bounce = mmap.mmap(-1, piece.nbytes)
         self._bounce[:] = piece
         with memoryview(self._bounce) as view:
-            return self._hold(self._regions.register_private(view, verbs.LOCAL_READ))
+            self._bounce_registered = self._regions.register_private(view, verbs.LOCAL_READ)
+        return self._bounce_registered
+
+    def _end_bounce(self) -> None:
+        if self._bounce_registered is not None:
+            self._regions.release(self._bounce_registered)
+            self._bounce_registered = None
+        if self._bounce is not None:
+            self._bounce.close()
+            self._bounce = None
 
     def _hold(self, registered: Registered) -> Registered:
         self._held.append(registered)
@@ -55,8 +63,7 @@ class Source:
         for registered in self._held:
             self._regions.release(registered)
         self.records.close()
-        if self._bounce is not None:
-            self._bounce.close()
+        self._end_bounce()
 
 
 class Sender:
@@ -117,9 +124,14 @@ class Sender:
         doing = "waiting for the receiver's checks"
         with self._link.use(doing):
             self._post_record(len(self._chunks), doing)
-            answers = self._link.control.answers
-            self._link.wait(lambda: bool(answers) and self._posted == self._acknowledged, self._take, doing, self._beat)
-            return answers.popleft()
+            control = self._link.control
+            self._link.wait(
+                lambda: control.answer is not None and self._posted == self._acknowledged,
+                self._take,
+                doing,
+                self._beat,
+            )
+            return control.take_answer()
 
     def close(self) -> None:
         self._link.close()
@@ -165,12 +177,16 @@ class Sender:
         self._link.wait(lambda: self._posted == self._acknowledged, self._take, doing, self._beat)
 
     def _post_nothing(self, doing: str) -> None:
-        """A write of a record that says what it said: asks for a completion of all before it."""
+        """A write that asks for a completion of all before it: to the end's record, which nobody reads.
+
+        A chunk's record may be another stream's, whose receiver is about to read what that stream wrote there.
+        """
         self._make_room(doing)
-        ((address, key, size),) = self._source.records_registered.pieces(0, RECORD.size, RECORD.size)
+        at = len(self._chunks) * RECORD.size
+        ((address, key, size),) = self._source.records_registered.pieces(at, RECORD.size, RECORD.size)
         self._signal(_SIGNAL_BYTES)
         self._link.pair.post_write(
-            self._posted, address, size, key, self._offer.records_address, self._offer.records_key, signaled=True
+            self._posted, address, size, key, self._offer.records_address + at, self._offer.records_key, signaled=True
         )
 
     def _signal(self, size_bytes: int) -> bool:

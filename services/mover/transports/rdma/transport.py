@@ -42,7 +42,7 @@ class _Listener:
         self._ready: deque[Receiver | WorldlineError] = deque()
         self._exchanging: socket.socket | None = None
         self._closed = False
-        self._landing = Landing(home.regions, region, len(chunks))
+        self._landing = Landing(home.device, home.regions, region, len(chunks))
         try:
             self._arrivals: MoveListener = home.port.expect(terms)
         except BaseException:
@@ -123,13 +123,14 @@ class _Listener:
         receives = min(2 * len(self._chunks) + 4, _MAX_RECEIVES)
         landing.hold()
         try:
-            queue_pair = QueuePair(home.device, home.census, receives, landing.let_go)
+            queue_pair = QueuePair(home.device, home.census, receives, landing.let_go, landing.domain)
         except BaseException:
             landing.let_go()
             raise
         try:
             queue_pair.connect(peer)
             keys = queue_pair.let_in(landing.region)
+            (records_key,) = queue_pair.let_in(landing.records_registered)
             control = Control(connected, len(self._chunks), terms.no_progress_s)
             link = Link(home.device, queue_pair, control, terms.no_progress_s)
             receiver = Receiver(link, landing, self._chunks, traceparent)
@@ -144,7 +145,7 @@ class _Listener:
                     region.segments[0].size_bytes,
                     keys,
                     records.address,
-                    records.remote_key,
+                    records_key,
                     len(self._chunks) + 1,
                 ),
             )

@@ -1,7 +1,8 @@
 """The verbs that this transport uses, over pyverbs, with plain types: nothing else imports pyverbs.
 
 Work and receive requests are made once and changed in place: pyverbs does not free their scatter-gather lists.
-pyverbs calls hold the GIL, so each of them is short; the kernel's part of a wait is never inside one.
+pyverbs calls hold the GIL, so each of them is short; the kernel's part of a wait is never inside one: whoever waits
+for completions polls the completion channel's descriptor, and asks pyverbs only when it is readable.
 """
 
 from __future__ import annotations
@@ -9,12 +10,13 @@ from __future__ import annotations
 import errno
 import os
 import socket
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 from pyverbs.addr import GID, AHAttr, GlobalRoute
-from pyverbs.cq import CQ
+from pyverbs.cq import CQ, CompChannel
 from pyverbs.device import Context
 from pyverbs.mr import MR, MW, MWBindInfo
 from pyverbs.pd import PD
@@ -42,6 +44,9 @@ STATUS_NAMES = {
 }
 SUCCESS = int(e.IBV_WC_SUCCESS)
 _RECEIVE_BIT = 1 << 62
+_DESCRIPTORS = "/proc/self/fd"
+_CHANNEL_LINK = "anon_inode:[infinibandevent]"
+_channels = threading.Lock()
 _MTU_BYTES = {1: 256, 2: 512, 3: 1024, 4: 2048, 5: 4096}
 
 
@@ -77,15 +82,30 @@ def _calling(what: str, device: str) -> Iterator[None]:
         raise Unavailable(f"{what} on {device} failed: {error}", reason="RDMA_CALL_FAILED") from None
 
 
+class Domain:
+    """A protection domain: a queue pair of it reaches memory registered in it, and no other."""
+
+    def __init__(self, context: Context, device: str) -> None:
+        """Raises Unavailable, Exhausted."""
+        self._device = device
+        with _calling("allocating a protection domain", device):
+            self.raw = PD(context)
+
+    def close(self) -> None:
+        """Free it; nothing of it may be left."""
+        with _calling("freeing a protection domain", self._device):
+            self.raw.close()
+
+
 class Verbs:
-    """An open device with its protection domain."""
+    """An open device with the protection domain of all that is not given another."""
 
     def __init__(self, device: str) -> None:
         """Raises Unavailable: the device cannot be opened."""
         self.device = device
         with _calling("opening", device):
             self._context = Context(name=device)
-            self._pd = PD(self._context)
+            self._domain = Domain(self._context, device)
             attributes = self._context.query_device()
         self.max_segment_bytes = int(attributes.max_mr_size)
         self.has_windows = bool(int(attributes.device_cap_flags) & WINDOW_FLAGS)
@@ -101,32 +121,46 @@ class Verbs:
         with _calling(f"querying GID {index}", self.device):
             return str(self._context.query_gid(port, index)).strip()
 
-    def register(self, address: int, size_bytes: int, access: int) -> Segment:
+    def domain(self) -> Domain:
+        """A protection domain of its own. Raises Unavailable, Exhausted."""
+        return Domain(self._context, self.device)
+
+    def register(self, address: int, size_bytes: int, access: int, domain: Domain | None = None) -> Segment:
         """Pin and register memory. Raises Exhausted, Unsupported."""
         with _calling(f"registering {size_bytes} bytes", self.device):
-            return Segment(MR(self._pd, size_bytes, access, address=address), address, size_bytes)
+            pd = (domain or self._domain).raw
+            return Segment(MR(pd, size_bytes, access, address=address), address, size_bytes)
 
     def window(self) -> Window:
         """A memory window of type 2, not bound yet."""
         with _calling("allocating a memory window", self.device):
-            return Window(MW(self._pd, e.IBV_MW_TYPE_2))
+            return Window(MW(self._domain.raw, e.IBV_MW_TYPE_2))
 
-    def pair(self, depth: int, receives: int) -> Pair:
-        """A reliable queue pair of `depth` sends and `receives` receives, with its completion queue."""
-        with _calling("making a queue pair", self.device):
-            queue = CQ(self._context, depth + receives, None, None, 0)
-            try:
-                cap = QPCap(max_send_wr=depth, max_recv_wr=receives, max_send_sge=1, max_recv_sge=1)
-                init = QPInitAttr(qp_type=e.IBV_QPT_RC, scq=queue, rcq=queue, cap=cap, sq_sig_all=0)
-                return Pair(self.device, queue, QP(self._pd, init))
-            except BaseException:
-                queue.close()
-                raise
+    def pair(self, depth: int, receives: int, *, events: bool = False, domain: Domain | None = None) -> Pair:
+        """A reliable queue pair of `depth` sends and `receives` receives, with its completion queue.
+
+        `events`: completions can be waited for by a descriptor. Raises Unavailable, Exhausted, Unsupported.
+        """
+        channel = Channel(self._context, self.device) if events else None
+        try:
+            with _calling("making a queue pair", self.device):
+                queue = CQ(self._context, depth + receives, None, channel.raw if channel else None, 0)
+                try:
+                    cap = QPCap(max_send_wr=depth, max_recv_wr=receives, max_send_sge=1, max_recv_sge=1)
+                    init = QPInitAttr(qp_type=e.IBV_QPT_RC, scq=queue, rcq=queue, cap=cap, sq_sig_all=0)
+                    return Pair(self.device, channel, queue, QP((domain or self._domain).raw, init))
+                except BaseException:
+                    queue.close()
+                    raise
+        except BaseException:
+            if channel is not None:
+                channel.close()
+            raise
 
     def close(self) -> None:
         """Close the device; everything made from it must be closed."""
+        self._domain.close()
         with _calling("closing", self.device):
-            self._pd.close()
             self._context.close()
 
 
@@ -163,6 +197,45 @@ class Window:
             self.raw.close()
 
 
+class Channel:
+    """A completion channel; `descriptor` is readable when something has completed since the queue was armed.
+
+    pyverbs does not tell the descriptor: it is the one of its kind that appears when the channel is made.
+    """
+
+    def __init__(self, context: Context, device: str) -> None:
+        """Raises Unsupported: the descriptor is not to be found."""
+        with _channels, _calling("making a completion channel", device):
+            before = _channel_descriptors()
+            self.raw = CompChannel(context)
+            made = _channel_descriptors() - before
+            if len(made) != 1:
+                self.raw.close()
+                raise Unsupported(
+                    f"{device}: {len(made)} descriptors of completion channels appeared where one was made: set "
+                    "rdma_completions to poll",
+                    reason="RDMA_NO_EVENTS",
+                )
+        (self.descriptor,) = made
+        os.set_blocking(self.descriptor, False)
+
+    def close(self) -> None:
+        """Close it; its queue must be closed."""
+        with _channels, _calling("closing a completion channel", "the device"):
+            self.raw.close()
+
+
+def _channel_descriptors() -> set[int]:
+    found = set()
+    for name in os.listdir(_DESCRIPTORS):
+        try:
+            if os.readlink(f"{_DESCRIPTORS}/{name}") == _CHANNEL_LINK:
+                found.add(int(name))
+        except FileNotFoundError:
+            continue  # closed meanwhile, as the listing's own is
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class Route:
     """What connects a queue pair to its peer; MTU as the verbs number it."""
@@ -180,8 +253,9 @@ class Route:
 class Pair:
     """A reliable queue pair and its completion queue. One thread at a time, but for `fail`."""
 
-    def __init__(self, device: str, queue: CQ, pair: QP) -> None:
+    def __init__(self, device: str, channel: Channel | None, queue: CQ, pair: QP) -> None:
         self._device = device
+        self._channel = channel
         self._queue = queue
         self._pair = pair
         self.number = int(pair.qp_num)
@@ -279,6 +353,23 @@ class Pair:
             for entry in entries
         ]
 
+    @property
+    def descriptor(self) -> int | None:
+        """Readable when something completes after `arm`; None for a pair without events."""
+        return None if self._channel is None else self._channel.descriptor
+
+    def arm(self) -> None:
+        """Have the next completion make the descriptor readable; what is there already does not."""
+        with _calling("arming a completion queue", self._device):
+            self._queue.req_notify()
+
+    def disarm(self) -> None:
+        """Take the event that has made the descriptor readable."""
+        if self._channel is not None:
+            with _calling("taking a completion event", self._device):
+                self._channel.raw.get_cq_event(self._queue)
+                self._queue.ack_events(1)
+
     def fail(self) -> None:
         """Move to the error state: from now on nothing comes in and nothing goes out."""
         with _calling("stopping a queue pair", self._device):
@@ -299,6 +390,8 @@ class Pair:
         with _calling("destroying a queue pair", self._device):
             self._pair.close()
             self._queue.close()
+        if self._channel is not None:
+            self._channel.close()
 
 
 def mtu_number(size_bytes: int) -> int:

@@ -1,0 +1,120 @@
+"""Pulling a region from another GPU of this machine: peer copies on a stream, checksums behind each piece."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+
+import torch
+
+from enginehost.cuda import driver
+from enginehost.cuda.crc import DeviceCrc
+from enginehost.device import Memory, Pulled
+from worldline.errors import Cancelled
+from worldline.plan import Chunk
+
+# Long enough that a copy runs at the link's rate, short enough that little is left to checksum when the last one lands.
+PIECE_BYTES = 128 << 20
+# Pieces that are queued before it is asked again whether the caller is still there.
+_AHEAD = 8
+
+
+class CudaAttached:
+    """See `enginehost.device.Attached`."""
+
+    def __init__(
+        self, descriptor: int, size_bytes: int, ordinal: int, crc: DeviceCrc, stream: torch.cuda.Stream
+    ) -> None:
+        driver.use(ordinal)
+        step = driver.granularity_bytes(ordinal)
+        self._mapping: driver.Mapping | None = driver.import_memory(
+            descriptor, -(-size_bytes // step) * step, [ordinal]
+        )
+        self._ordinal = ordinal
+        self._crc = crc
+        self._stream = stream
+        self._using = threading.Lock()
+
+    @property
+    def address(self) -> int:
+        """Where the source's region is mapped; 0 when it is not any more."""
+        return 0 if self._mapping is None else self._mapping.address
+
+    def pull(
+        self, into: Memory, chunks: Sequence[Chunk], *, flip: Collection[int], wanted: Callable[[], bool]
+    ) -> Pulled:
+        """See `Attached`."""
+        with self._using:
+            if self._mapping is None:
+                raise Cancelled("the source's region is not mapped any more", reason="CANCELLED")
+            driver.use(self._ordinal)
+            try:
+                return self._pull(self._mapping.address, into, chunks, flip, wanted)
+            finally:
+                # Whatever happened: nothing writes into the slot or reads the source after this.
+                self._stream.synchronize()
+                self._crc.stream.synchronize()
+
+    def _pull(
+        self,
+        source: int,
+        into: Memory,
+        chunks: Sequence[Chunk],
+        flip: Collection[int],
+        wanted: Callable[[], bool],
+    ) -> Pulled:
+        run = self._crc.run(into.address, chunks)
+        started_s = time.monotonic()
+        landed: list[torch.cuda.Event] = []
+        for first, until in pieces(chunks):
+            if len(landed) >= _AHEAD:
+                landed[-_AHEAD].synchronize()
+            if not wanted():
+                raise Cancelled("the caller has left", reason="CANCELLED")
+            for offset, size_bytes in spans(chunks[first:until]):
+                driver.copy(into.address + offset, source + offset, size_bytes, self._stream)
+            for chunk in chunks[first:until]:
+                if chunk.index in flip:
+                    with torch.cuda.stream(self._stream):
+                        into.tensor()[chunk.offset : chunk.offset + 1].bitwise_xor_(1)
+            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            event.record(self._stream)
+            landed.append(event)
+            self._crc.stream.wait_event(event)
+            run.add(first, until)
+        self._stream.synchronize()
+        copied_s = time.monotonic()
+        crcs = run.result().chunks
+        return Pulled(crcs, copied_s - started_s, time.monotonic() - copied_s)
+
+    def close(self) -> None:
+        """See `Attached`."""
+        with self._using:
+            mapping, self._mapping = self._mapping, None
+            if mapping is not None:
+                driver.use(self._ordinal)
+                mapping.close()
+
+
+def pieces(chunks: Sequence[Chunk], piece_bytes: int = PIECE_BYTES) -> Iterator[tuple[int, int]]:
+    """Ranges of chunks, first and past the last, of about `piece_bytes` each."""
+    first = size_bytes = 0
+    for number, chunk in enumerate(chunks):
+        size_bytes += chunk.size_bytes
+        if size_bytes >= piece_bytes:
+            yield first, number + 1
+            first, size_bytes = number + 1, 0
+    if first < len(chunks):
+        yield first, len(chunks)
+
+
+def spans(chunks: Sequence[Chunk]) -> Iterator[tuple[int, int]]:
+    """Offset and bytes of each run of chunks that lie next to each other."""
+    start = end = chunks[0].offset
+    for chunk in chunks:
+        if chunk.offset != end:
+            yield start, end - start
+            start = chunk.offset
+        end = chunk.offset + chunk.size_bytes
+    yield start, end - start
