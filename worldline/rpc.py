@@ -5,6 +5,7 @@ Synchronous because it measured faster than asyncio here, and because a handler 
 
 from __future__ import annotations
 
+import queue
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -172,7 +173,8 @@ class Server:
             names = (*services, health.SERVICE_NAME, reflection.SERVICE_NAME)
             reflection.enable_server_reflection(names, self.grpc)
         self.address = ""
-        self._stopped = threading.Event()
+        # A signal's handler runs between any two instructions of `wait` itself: it may take no lock that `wait` holds.
+        self._asked: queue.SimpleQueue[None] = queue.SimpleQueue()
 
     def start(self, *, serving: bool = True) -> str:
         """Listen and answer; `serving` is what health says of the services from the first moment. Returns host:port.
@@ -214,22 +216,23 @@ class Server:
         Each signal or request is reported once.
         """
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: self._stopped.set())
-        asked = self._stopped.wait(timeout_s)
-        if asked:
-            self._stopped.clear()
-        return asked
+            signal.signal(number, lambda *_: self._asked.put(None))
+        try:
+            self._asked.get(timeout=timeout_s)
+        except queue.Empty:
+            return False
+        return True
 
     def ask_to_stop(self) -> None:
         """Make `wait` return."""
-        self._stopped.set()
+        self._asked.put(None)
 
     def stop(self, grace_s: float = 2.0) -> None:
         """NOT_SERVING first, then no new calls, then `grace_s` for those in flight."""
         self._health.enter_graceful_shutdown()
         self.grpc.stop(grace_s).wait()
         self._pool.shutdown(wait=False, cancel_futures=True)
-        self._stopped.set()
+        self._asked.put(None)
 
 
 def channel(address: str, tls: Tls | None = None, *, traced: bool = False) -> grpc.Channel:

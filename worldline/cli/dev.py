@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 import os
+import queue
 import signal
 import tempfile
-import threading
 from pathlib import Path
 
 from worldline.cli import render
@@ -27,9 +27,10 @@ def register(commands: Subparsers, common: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Start, print where things are, wait."""
     directory = options.directory or Path(tempfile.mkdtemp(prefix="worldline-"))
-    stopped = threading.Event()
+    # A queue, since the handler may run inside of the wait itself, whose lock it must not take.
+    asked: queue.SimpleQueue[None] = queue.SimpleQueue()
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stopped.set())
+        signal.signal(number, lambda *_: asked.put(None))
     out = render.console()
     with Fleet(
         directory, port=options.port, fault_injection=options.fault_injection, otlp_endpoint=options.otlp
@@ -37,9 +38,17 @@ def run(options: argparse.Namespace) -> int:
         rows = [(name, member.address, str(member.pid), str(member.log)) for name, member in fleet.members.items()]
         out.print(render.table("", ("process", "address", "pid", "log"), rows))
         out.print(f"\nready: worldline hosts --target {fleet.target}")
-        while not stopped.wait(0.5):
+        while not _came(asked, 0.5):
             ended = [name for name, member in fleet.members.items() if not member.running]
             if ended:
                 out.print(f"{', '.join(ended)} ended; stopping. Logs are in {os.fspath(directory)}")
                 return 1
     return 0
+
+
+def _came(asked: queue.SimpleQueue[None], timeout_s: float) -> bool:
+    try:
+        asked.get(timeout=timeout_s)
+    except queue.Empty:
+        return False
+    return True
