@@ -203,6 +203,11 @@ class ScheduleRun:
         gone = self._gone(step)
         if gone is not None:
             return gone
+        after = self._asked(step, look)
+        # A session that has left since that look is refused for a reason that says nothing of this schedule.
+        return (self._gone(step) or after) if after.state is StepState.FAILED else after
+
+    def _asked(self, step: StepRow, look: _Look) -> StepRow:
         if step.destination_host_id in look.busy and not look.last:
             return step
         try:

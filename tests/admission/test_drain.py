@@ -14,6 +14,9 @@ import pytest
 from admission_cluster import Cluster
 from admission_fakes import LIVE, FakeHost, FakeMover, until
 
+from admission.decision import Ask
+from admission.opening import Opener, Waits
+from admission.record import MoveRecord
 from worldline import errors
 from worldline.manifest import Fingerprint
 from worldline.v1 import admission_service_pb2 as pb
@@ -193,6 +196,22 @@ def test_others_come_before_moves_that_have_not_begun(trio: Trio) -> None:
     states = {step.session_id: step.state for step in schedule.steps}
     assert states[waiting[0]] == STEP_STATE_GONE
     assert sorted(states.values()) == [STEP_STATE_MOVED, STEP_STATE_MOVED, STEP_STATE_GONE]
+
+
+def test_a_session_that_leaves_between_look_and_question_is_gone(trio: Trio, monkeypatch: pytest.MonkeyPatch) -> None:
+    trio.live_on(trio.a, "s-1")
+    scheduled = Opener.scheduled
+
+    def after_its_own_move(opener: Opener, request_id: str, digested: bytes, ask: Ask) -> MoveRecord | Waits:
+        own = pb.RequestMoveRequest(
+            request_id=str(uuid.uuid4()), session_id=ask.session_id, destination_host_id=ask.destination_host_id
+        )
+        trio.reach(trio.stub.RequestMove(own).move.move_id, move_pb2.MOVE_STATE_MOVED)
+        return scheduled(opener, request_id, digested, ask)
+
+    monkeypatch.setattr(Opener, "scheduled", after_its_own_move)
+    schedule = trio.ended(trio.drain().schedule_id)
+    assert [(step.state, step.reason) for step in schedule.steps] == [(STEP_STATE_GONE, "MOVED_BEFORE")]
 
 
 def test_a_drain_goes_on_after_admission_was_restarted(trio: Trio) -> None:
