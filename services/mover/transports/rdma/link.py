@@ -98,6 +98,7 @@ class Link:
                 self._sleep(self._poller, since + self._no_progress_s - now)
             elif turns % _POLLS == 0:
                 self.control.hear(0)
+                time.sleep(0)  # whoever else waits for this processor, or for the interpreter, comes first
 
     def reap(self, take: Callable[[verbs.Completion], None], doing: str) -> None:
         """Take what is completed now."""
