@@ -7,25 +7,11 @@ from pathlib import Path
 
 from admission.cli.regimes import Point, Regime
 from admission.cli.sheet import gigabits
-from worldline.errors import BadRequest, Unsupported
 
 _COLOURS = {Regime.INADMISSIBLE: "tab:red", Regime.FROZEN: "tab:orange", Regime.LIVE: "tab:green", None: "tab:gray"}
 _SAMPLES = 200
 # What a logarithmic axis shows of a session that dirties nothing.
 _LEAST_Bps = 1e6
-
-
-def require_plots(pictures: Sequence[Path]) -> None:
-    """Raises Unsupported without matplotlib, BadRequest where a file cannot be."""
-    try:
-        import matplotlib  # noqa: F401 - only pictures need it
-    except ImportError as error:
-        raise Unsupported(
-            "pictures need matplotlib: pip install 'worldline[plots]'", reason="PLOTS_NOT_INSTALLED"
-        ) from error
-    for path in pictures:
-        if not path.parent.is_dir():
-            raise BadRequest(f"{path.parent} is no directory to write {path.name} into")
 
 
 def draw(gate: Point, points: Sequence[Point], pictures: Sequence[Path]) -> None:

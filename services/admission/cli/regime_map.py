@@ -8,6 +8,7 @@ from pathlib import Path
 from admission.cli import units
 from admission.cli.regimes import Point, Regime
 from admission.cli.sheet import gigabits
+from admission.pictures import require_plots
 from admission.rules import paper
 from worldline.cli import render
 from worldline.cli.options import Subparsers
@@ -60,8 +61,6 @@ def run(options: argparse.Namespace) -> int:
     """Print the map, and draw it where asked."""
     pictures = [path for path in (options.png, options.svg) if path is not None]
     if pictures:
-        from admission.cli.drawing import require_plots
-
         require_plots(pictures)
     bandwidth_Bps = options.fabric * paper.GIGABIT_Bps
     points = [Point(name, state, dirty, horizon, bandwidth_Bps) for name, state, dirty, horizon in options.session]

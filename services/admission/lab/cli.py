@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from admission.pictures import require_plots
 from worldline.cli import render
 from worldline.cli.options import Subparsers, at_least_one
 from worldline.errors import BadRequest, Unsupported
@@ -82,7 +83,7 @@ def run(options: argparse.Namespace) -> int:
     from admission.lab.sweep import LOADS, sweep
 
     if options.png:
-        show.require_plots(options.png)
+        require_plots([options.png])
     arms = options.arms or list(ARMS)
     unknown = [name for name in arms if name not in ARMS]
     if unknown:

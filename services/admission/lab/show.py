@@ -13,7 +13,6 @@ from rich.progress import Progress
 from admission.lab.sweep import Scenario
 from admission.lab.tally import Cell, Spread
 from worldline.cli import render
-from worldline.errors import BadRequest, Unsupported
 
 _PANELS: tuple[tuple[str, Callable[[Cell], Spread]], ...] = (
     ("missed, share of offered", lambda cell: cell.miss_share),
@@ -75,18 +74,6 @@ def as_json(scenario: Scenario, cells: Sequence[Cell]) -> dict[str, object]:
             for cell in cells
         ],
     }
-
-
-def require_plots(path: Path) -> None:
-    """Raises Unsupported without matplotlib, BadRequest where the file cannot be."""
-    try:
-        import matplotlib  # noqa: F401 - only plots need it
-    except ImportError as error:
-        raise Unsupported(
-            "plots need matplotlib: pip install 'worldline[plots]'", reason="PLOTS_NOT_INSTALLED"
-        ) from error
-    if not path.parent.is_dir():
-        raise BadRequest(f"{path.parent} is no directory to write {path.name} into")
 
 
 def plot(cells: Sequence[Cell], path: Path) -> None:

@@ -1,0 +1,21 @@
+"""What pictures need, asked before anything is worked out for them: matplotlib, and a directory to write into."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from worldline.errors import BadRequest, Unsupported
+
+
+def require_plots(pictures: Iterable[Path]) -> None:
+    """Raises Unsupported without matplotlib, BadRequest where a file cannot be."""
+    try:
+        import matplotlib  # noqa: F401 - only pictures need it
+    except ImportError as error:
+        raise Unsupported(
+            "pictures need matplotlib: pip install 'worldline[plots]'", reason="PLOTS_NOT_INSTALLED"
+        ) from error
+    for path in pictures:
+        if not path.parent.is_dir():
+            raise BadRequest(f"{path.parent} is no directory to write {path.name} into")
