@@ -18,7 +18,19 @@ import grpc.aio
 from worldline import rpc, telemetry, wire
 from worldline.contract import Contract
 from worldline.errors import NotFound, TimedOut, Unavailable, WorldlineError, WrongState
-from worldline.playing import Block, Deliver, Output, Player, Send, Session, ends_play, is_gone, pause_s, still_arriving
+from worldline.playing import (
+    Block,
+    Deliver,
+    Output,
+    Player,
+    Send,
+    Session,
+    Shown,
+    ends_play,
+    is_gone,
+    pause_s,
+    still_arriving,
+)
 from worldline.v1 import admission_service_pb2 as pb
 from worldline.v1 import engine_host_service_pb2 as host_pb
 from worldline.v1 import move_pb2
@@ -124,7 +136,7 @@ class AsyncClient:
         return play
 
 
-class AsyncPlay:
+class AsyncPlay(Shown):
     """An open session. `step` plays one block; moves and lost connections are followed inside."""
 
     def __init__(
@@ -145,31 +157,6 @@ class AsyncPlay:
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
-
-    @property
-    def host_id(self) -> str:
-        """Engine host that plays the session now."""
-        return self._player.host_id
-
-    @property
-    def epoch(self) -> int:
-        """Epoch of ownership."""
-        return self._player.epoch
-
-    @property
-    def next_block(self) -> int:
-        """Index of the block the next action is for."""
-        return self._player.next_block
-
-    @property
-    def action_bytes(self) -> int:
-        """Bytes of one action; 0 if the engine takes any size."""
-        return self._player.action_bytes
-
-    @property
-    def moves(self) -> int:
-        """Moves that were followed."""
-        return self._player.moves
 
     async def open(self) -> None:
         """Open the first stream."""

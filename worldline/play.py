@@ -12,7 +12,19 @@ import grpc
 
 from worldline import rpc
 from worldline.errors import NotFound, TimedOut, Unavailable, WorldlineError, WrongState
-from worldline.playing import Block, Deliver, Output, Player, Send, Session, ends_play, is_gone, pause_s, still_arriving
+from worldline.playing import (
+    Block,
+    Deliver,
+    Output,
+    Player,
+    Send,
+    Session,
+    Shown,
+    ends_play,
+    is_gone,
+    pause_s,
+    still_arriving,
+)
 from worldline.v1 import admission_service_pb2 as pb
 from worldline.v1 import engine_host_service_pb2 as host_pb
 from worldline.v1.engine_host_service_pb2_grpc import EngineHostServiceStub
@@ -64,7 +76,7 @@ class _Stream:
         self._channel.close()
 
 
-class Play:
+class Play(Shown):
     """An open session. `step` plays one block; moves and lost connections are followed inside."""
 
     # A host that is silent this long may have lost the session: admission is asked where it lives.
@@ -93,31 +105,6 @@ class Play:
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-    @property
-    def host_id(self) -> str:
-        """Engine host that plays the session now."""
-        return self._player.host_id
-
-    @property
-    def epoch(self) -> int:
-        """Epoch of ownership."""
-        return self._player.epoch
-
-    @property
-    def next_block(self) -> int:
-        """Index of the block the next action is for."""
-        return self._player.next_block
-
-    @property
-    def action_bytes(self) -> int:
-        """Bytes of one action; 0 if the engine takes any size."""
-        return self._player.action_bytes
-
-    @property
-    def moves(self) -> int:
-        """Moves that were followed."""
-        return self._player.moves
 
     def step(self, action: bytes) -> Block:
         """Act, and wait for the block. After TimedOut, the same action again goes on waiting for the same block.
