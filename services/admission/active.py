@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from admission import metrics
 from admission.alarm import Alarm
+from admission.coding import CodedMove
 from admission.effects import Answer, Effects, Interrupted, Line, NoAnswer, Route
 from admission.estimators import EstimateRow
 from admission.holds import Holds
@@ -68,13 +69,16 @@ class ActiveMove:
         self._route = route
         self._mailbox = deque(news)
         self._changed = threading.Condition()
-        self._line = Line()
+        self._line = Line(meanwhile=self._tell)
         self._holds = Holds(route.faults if route else ())
         self._stopped = False
         self._unwritten = 0
         self._back_off_s = _FIRST_BACK_OFF_S
         self._frozen_at_s: float | None = None
+        self._coded: CodedMove | None = None
         self._own_since_s = time.monotonic()
+        self._own_s = record.stages.admission_s
+        self._untold: list[tuple[MoveRecord, Transition]] = []
         self._asked: tuple[Phase, float] | None = None
         self._cancel_stall: Callable[[], None] = _nothing
         self._cancel_deadline: Callable[[], None] = _nothing
@@ -148,6 +152,7 @@ class ActiveMove:
                     # A bug of ours, or of a peer: an open move must never be without its thread.
                     self._log.exception("unexpected", error=f"{type(error).__name__}: {error}")
                     self._back_off()
+            self._tell()
             state = self.record.state
             attributes = {"move.state": state.phase.name, "move.reason": state.reason}
             if self.record.wire_at_s:
@@ -180,9 +185,7 @@ class ActiveMove:
         self._hold(_HOLD_BEFORE_ASK.get(effect))
         # Nothing is asked any more by a process that was stopped for so long that another may lead.
         self._means.journal.tenure.require()
-        with self._changed:
-            # Nobody is woken for this alone: the answer will be news.
-            self.record = replace(self.record, stages=self._with_own_share())
+        self._count_own()
         try:
             return self._carry() if effect is Effect.MOVE else self._ask_host(effect)
         finally:
@@ -257,6 +260,7 @@ class ActiveMove:
 
     def _answered(self, answer: Answer) -> None:
         self._hold(_HOLD_BEFORE_JOURNAL.get(answer.event.kind))
+        self._coded = answer.coded or self._coded
         with self._changed:
             # What else happened comes first, except that a grant must never be forgotten: after it the source cannot
             # go on by itself.
@@ -292,13 +296,24 @@ class ActiveMove:
         self._asked = None
         self._back_off_s = _FIRST_BACK_OFF_S
         self.record = record
-        self._means.changed()
-        if state.phase.closed:
-            metrics.closed(record, line.at_s)
-        if state.phase is not before.phase:
-            self._log.info(
-                "transition", what=line.event, before=line.before.name, after=line.after.name, reason=state.reason
-            )
+        self._untold.append((record, line))
+
+    def _tell(self) -> None:
+        """Tell watchers, log and metrics of the transitions; done while the next ask is under way."""
+        told, self._untold = self._untold, []
+        if told:
+            self._means.changed()
+        for record, line in told:
+            if line.after is not line.before:
+                self._log.info(
+                    "transition",
+                    what=line.event,
+                    before=line.before.name,
+                    after=line.after.name,
+                    reason=record.state.reason,
+                )
+            if line.after.closed:
+                metrics.closed(record, line.at_s)
 
     def _write(self, record: MoveRecord) -> None:
         estimates = self._measured(record) if record.phase is Phase.MOVED else ()
@@ -316,32 +331,38 @@ class ActiveMove:
         if route is None or route.faults or plan is None or not record.stages.downtime_s:
             return ()
         return self._means.profile.after(
-            route.source_mover, route.destination_mover, plan, record.state_bytes, record.stages
+            route.source_mover,
+            route.destination_mover,
+            plan,
+            record.state_bytes - plan.made_bytes,
+            record.stages,
+            self._coded,
         )
 
     def _timed(self, kind: EventKind) -> StageTimes:
         """The stage times after an answer."""
-        now_s, stages = time.monotonic(), self._with_own_share()
+        self._count_own()
+        now_s, stages, own_s = time.monotonic(), self.record.stages, self._own_s
         asked_s = now_s - self._asked[1] if self._asked else 0.0
         if kind in (EventKind.GRANTED, EventKind.RESUMED):
-            return replace(stages, release_s=asked_s)
+            return replace(stages, admission_s=own_s, release_s=asked_s)
         if kind in (EventKind.COMMITTED, EventKind.COMMIT_REFUSED):
-            return replace(stages, commit_s=asked_s)
+            return replace(stages, admission_s=own_s, commit_s=asked_s)
         if kind is EventKind.ACTIVATED and self._frozen_at_s is not None:
             frozen_before_s = max(0.0, stages.freeze_s - stages.boundary_s)
-            return replace(stages, downtime_s=now_s - self._frozen_at_s + frozen_before_s)
-        return stages
+            return replace(stages, admission_s=own_s, downtime_s=now_s - self._frozen_at_s + frozen_before_s)
+        return replace(stages, admission_s=own_s)
 
-    def _with_own_share(self) -> StageTimes:
-        """The stage times, with what admission itself has spent since it was last counted."""
-        now_s, stages = time.monotonic(), self.record.stages
-        own_s, self._own_since_s = now_s - self._own_since_s, now_s
-        return replace(stages, admission_s=stages.admission_s + own_s)
+    def _count_own(self) -> None:
+        """Count what admission itself has spent since it was last counted."""
+        now_s = time.monotonic()
+        self._own_s, self._own_since_s = self._own_s + now_s - self._own_since_s, now_s
 
     def _hold(self, name: str | None) -> None:
         seconds = self._holds.take(name) if name else 0.0
         if not seconds:
             return
+        self._tell()
         self._show(stage=f"hold:{name}")
         with self._changed:
             self._changed.wait_for(lambda: bool(self._mailbox) or self._stopped, seconds)
@@ -350,6 +371,7 @@ class ActiveMove:
                 raise Interrupted
 
     def _back_off(self, *, or_news: bool = False) -> None:
+        self._tell()
         with self._changed:
             self._changed.wait_for(lambda: self._stopped or (or_news and bool(self._mailbox)), self._back_off_s)
             self._own_since_s = time.monotonic()

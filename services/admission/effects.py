@@ -12,6 +12,7 @@ from typing import TypeVar
 
 import grpc
 
+from admission.coding import CodedMove, coded_move
 from admission.machine import Effect, Event, EventKind
 from admission.record import MoveRecord
 from worldline import errors, rpc, wire
@@ -64,6 +65,7 @@ class Answer:
     grant: bytes = b""
     source_receipt: Receipt | None = None
     destination_receipt: Receipt | None = None
+    coded: CodedMove | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +84,10 @@ class Route:
 
 
 class Line:
-    """The call a move is in, so that another thread can break it off."""
+    """The call a move is in, so that another thread can break it off. `meanwhile` is run while one is under way."""
 
-    def __init__(self) -> None:
+    def __init__(self, meanwhile: Callable[[], None]) -> None:
+        self._meanwhile = meanwhile
         self._lock = threading.Lock()
         self._call: grpc.Call | grpc.Future[object] | None = None
         self._broken = False
@@ -109,6 +112,7 @@ class Line:
             broken = self._broken
         if broken:
             call.cancel()
+        self._meanwhile()
 
     def settle(self) -> None:
         """The call in flight brought its answer."""
@@ -182,7 +186,8 @@ class Effects:
             line.break_off()
             what = f"the mover's answer could not be understood: {type(error).__name__}: {error}"
             return Answer(Event(EventKind.MOVER_FAILED, "INTERNAL", what))
-        return Answer(Event(EventKind.VERIFIED), source_receipt=source, destination_receipt=destination)
+        coded = coded_move(last, record.plan.streams, record.plan.made_bytes)
+        return Answer(Event(EventKind.VERIFIED), source_receipt=source, destination_receipt=destination, coded=coded)
 
     def _fence(self, record: MoveRecord, host: HostRef) -> move_pb2.Fence:
         return wire.fence_to(Fence(record.move_id, record.session_id, record.epoch, host.incarnation, self.term))

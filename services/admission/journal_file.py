@@ -11,8 +11,8 @@ from pathlib import Path
 from admission.journal_database import Connection, failed, open_sqlite
 from worldline.errors import Unavailable
 
-# A log of less is left alone.
-_CHECKPOINT_BYTES = 1 << 20
+# The log has this size from the start, and once it is full, what it holds is copied into the file.
+_LOG_BYTES = 1 << 20
 
 
 class JournalFile:
@@ -33,6 +33,7 @@ class JournalFile:
             self.writer = self._open()
             self.reader = self._open(reads_only=True)
             self.keeper = self._open()
+            self._lengthen_log()
         except (OSError, sqlite3.Error) as error:
             self.close()
             raise failed(
@@ -57,14 +58,18 @@ class JournalFile:
 
     def checkpoint(self) -> None:
         """Copy what the log holds into the file; nobody who reads or writes waits for it. Raises Unavailable."""
-        if self._log_bytes() >= _CHECKPOINT_BYTES:
-            self.keeper.execute("PRAGMA wal_checkpoint(PASSIVE)")
+        self.keeper.execute("PRAGMA wal_checkpoint(PASSIVE)")
 
-    def _log_bytes(self) -> int:
+    def _lengthen_log(self) -> None:
+        """Zeros after the log's end, which SQLite reads as its end: without growth, a sync takes 3/4 the time."""
+        log = os.open(self.path.with_name(f"{self.path.name}-wal"), os.O_WRONLY | os.O_CLOEXEC)
         try:
-            return self.path.with_name(f"{self.path.name}-wal").stat().st_size
-        except FileNotFoundError:
-            return 0
+            end = os.fstat(log).st_size
+            if end < _LOG_BYTES:
+                os.pwrite(log, bytes(_LOG_BYTES - end), end)
+                os.fsync(log)
+        finally:
+            os.close(log)
 
     def close(self) -> None:
         """Close; the lock is let go."""

@@ -55,16 +55,19 @@ class Opener:
                 require_same(known.request_digest, digested, request_id)
                 return self._coordinator.newest(known)
             asked_s, move_id = time.monotonic(), str(uuid.uuid4())
-            decision = self.decide(ask, move_id)
+            decision = self._decide(ask, move_id)
             record = self._record(move_id, request_id, digested, ask, decision)
             metrics.decided(decision.verdict)
             if decision.verdict.kind is Kind.DEFER:
                 self._turns.deferred(decision.destination.host_id, ask.session_id, decision.verdict.retry_after_s)
             else:
                 self._turns.settled(ask.session_id)
-            if decision.verdict.kind is not Kind.ADMIT:
-                return self._journal.add_move(record, None)
-            return self._open(record, decision, faults, asked_s)
+            try:
+                if decision.verdict.kind is not Kind.ADMIT:
+                    return self._journal.add_move(record, None)
+                return self._open(record, decision, faults, asked_s)
+            finally:
+                self._tell(ask, move_id, decision)
 
     def scheduled(self, request_id: str, digested: bytes, ask: Ask) -> MoveRecord | Waits:
         """The move of a schedule's request, or why it was not opened. Nothing is kept of what was not opened.
@@ -86,10 +89,11 @@ class Opener:
             others = self._others(decision)
             if others:
                 return others
-            self._tell(ask, move_id, decision)
             metrics.decided(decision.verdict)
             record = self._record(move_id, request_id, digested, ask, decision)
-            return self._open(record, decision, (), asked_s)
+            record = self._open(record, decision, (), asked_s)
+            self._tell(ask, move_id, decision)
+            return record
 
     def _others(self, decision: Decision) -> Waits | None:
         """Who comes before a schedule's move; None if nobody does."""
@@ -107,8 +111,13 @@ class Opener:
         fleet = self._decider.fleet
         return {fleet.host(host.host_id).facts.mover_id for host in (record.source, record.destination)}
 
-    def decide(self, ask: Ask, move_id: str = "") -> Decision:
-        """The decision, told to log and trace. Raises what `Decider.decide` raises."""
+    def decide(self, ask: Ask) -> Decision:
+        """The decision, told to log and trace; nothing is opened. Raises what `Decider.decide` raises."""
+        decision = self._decide(ask, "")
+        self._tell(ask, "", decision)
+        return decision
+
+    def _decide(self, ask: Ask, move_id: str) -> Decision:
         with telemetry.span("admission.decide", {"session.id": ask.session_id, "move.id": move_id}) as span:
             decision = self._decider.decide(ask)
             verdict = decision.verdict
@@ -122,7 +131,6 @@ class Opener:
                     "transport.selected": decision.plan.transport,
                 },
             )
-            self._tell(ask, move_id, decision)
         return decision
 
     @staticmethod
@@ -137,6 +145,7 @@ class Opener:
             reason=",".join(clause.reason for clause in verdict.failed),
             predicted_s=verdict.predicted_s,
             slack_s=verdict.slack_s,
+            made_bytes=decision.plan.made_bytes,
         )
 
     def _open(self, record: MoveRecord, decision: Decision, faults: tuple[Fault, ...], asked_s: float) -> MoveRecord:

@@ -28,6 +28,8 @@ class Workers:
                 self._add()
             self._idle -= 1
             self._tasks.put(task)
+        # Python lets the woken thread wait until this one pauses.
+        time.sleep(0)
 
     def _add(self) -> None:
         thread = threading.Thread(target=self._work, name=f"{self._name}-{len(self._threads)}", daemon=True)

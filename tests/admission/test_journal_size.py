@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -126,9 +127,27 @@ def test_a_files_log_is_copied_into_the_file(in_file: Journal, tmp_path: Path) -
         patched.setattr(
             Connection, "execute", lambda self, sql, *rest: (asked.append(sql), execute(self, sql, *rest))[1]
         )
-        in_file.checkpoint()
-        assert asked == []
         fill(in_file, 2_000, made(Phase.REFUSED))
         in_file.checkpoint()
     assert asked[-1] == "PRAGMA wal_checkpoint(PASSIVE)"
     assert (tmp_path / "j.db").stat().st_size > before + (1 << 20)
+
+
+def test_a_file_that_was_left_behind_keeps_what_its_log_holds(tmp_path: Path) -> None:
+    """Its log is lengthened at the next start; what a process that was killed has written there is read first."""
+    journal = Journal(tmp_path / "j.db", keep=100)
+    populate(journal)
+    fill(journal, 20, made(Phase.REFUSED))
+    before = journal.moves(1 << 62, "", 1000)
+    left = tmp_path / "left"
+    left.mkdir()
+    for name in ("j.db", "j.db-wal"):
+        (left / name).write_bytes((tmp_path / name).read_bytes())
+    journal.close()
+    header, frame = 32, 24 + 4096
+    frames = -(-(len((left / "j.db-wal").read_bytes().rstrip(b"\0")) - header) // frame)
+    assert frames > 20
+    os.truncate(left / "j.db-wal", header + frames * frame)
+    again = Journal(left / "j.db", keep=100)
+    assert again.moves(1 << 62, "", 1000) == before
+    again.close()
