@@ -11,10 +11,11 @@ from dataclasses import dataclass, replace
 from admission import metrics
 from admission.alarm import Alarm
 from admission.coding import CodedMove
-from admission.effects import Answer, Effects, Interrupted, Line, NoAnswer, Route
+from admission.effects import Answer, Effects, NoAnswer, Route
 from admission.estimators import EstimateRow
 from admission.holds import Holds
 from admission.journal import Journal
+from admission.line import Interrupted, Line
 from admission.machine import Effect, Event, EventKind, Phase, Transition, effects_of, step
 from admission.profile import Profile
 from admission.record import MoveRecord

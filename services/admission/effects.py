@@ -5,7 +5,6 @@ An ask that brings no answer raises `NoAnswer`: nothing is known of its outcome,
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
@@ -13,6 +12,7 @@ from typing import TypeVar
 import grpc
 
 from admission.coding import CodedMove, coded_move
+from admission.line import Interrupted, Line
 from admission.machine import Effect, Event, EventKind
 from admission.record import MoveRecord
 from worldline import errors, rpc, wire
@@ -53,10 +53,6 @@ class NoAnswer(Exception):
         self.error = error
 
 
-class Interrupted(Exception):
-    """The ask was broken off because something else happened to the move, or because admission stops."""
-
-
 @dataclass(frozen=True, slots=True)
 class Answer:
     """What an ask brought: the event, and what it carries besides."""
@@ -81,50 +77,6 @@ class Route:
     def with_faults(self, faults: tuple[Fault, ...]) -> Route:
         """The same route with these faults."""
         return replace(self, faults=faults)
-
-
-class Line:
-    """The call a move is in, so that another thread can break it off. `meanwhile` is run while one is under way."""
-
-    def __init__(self, meanwhile: Callable[[], None]) -> None:
-        self._meanwhile = meanwhile
-        self._lock = threading.Lock()
-        self._call: grpc.Call | grpc.Future[object] | None = None
-        self._broken = False
-
-    def arm(self) -> None:
-        """Let calls through again."""
-        with self._lock:
-            self._broken = False
-
-    def break_off(self) -> None:
-        """Cancel the call in flight, and each one that is begun before `arm`."""
-        with self._lock:
-            self._broken = True
-            call = self._call
-        if call is not None:
-            call.cancel()
-
-    def hold(self, call: grpc.Call | grpc.Future[object]) -> None:
-        """This is the call in flight now."""
-        with self._lock:
-            self._call = call
-            broken = self._broken
-        if broken:
-            call.cancel()
-        self._meanwhile()
-
-    def settle(self) -> None:
-        """The call in flight brought its answer."""
-        with self._lock:
-            self._call = None
-
-    def end(self) -> None:
-        """The call in flight brought none. Raises Interrupted if it was broken off."""
-        with self._lock:
-            self._call = None
-            if self._broken:
-                raise Interrupted
 
 
 @dataclass(frozen=True, slots=True)
