@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 # Where torch's CPU wheel comes from, if not from pip's own configuration; see docs/dependencies.md.
 PIP_ARGS ?=
 
-.PHONY: setup demo dev test test-slow test-compose test-postgres test-cuda bench-gpu test-rdma test-rdma-endurance lint types proto bench bench-rdma clean
+.PHONY: setup demo dev test test-slow test-compose test-postgres test-cuda bench-gpu bench-gpu-staged test-rdma test-rdma-endurance lint types proto bench bench-rdma clean
 
 setup: $(READY)
 
@@ -46,6 +46,9 @@ test-cuda:
 bench-gpu:
 	PYTHONPATH="$(CURDIR):$(CURDIR)/services:$$PYTHONPATH" $(CUDA_PYTHON) -m benchmarks.gpu
 
+bench-gpu-staged:
+	PYTHONPATH="$(CURDIR):$(CURDIR)/services:$$PYTHONPATH" $(CUDA_PYTHON) -m benchmarks.gpu_staged
+
 # On this machine's verbs device, or in an emulated machine that has two (which needs root and Debian's packages).
 test-rdma: $(READY)
 	bash tests/rdma/run.sh $(abspath $(BIN))/python -m pytest -m rdma -p no:cacheprovider --timeout 600 tests/rdma
@@ -70,8 +73,11 @@ bench-rdma: $(READY)
 	bash tests/rdma/run.sh $(abspath $(BIN))/python -m benchmarks.rdma --copy-to /exchange/out
 	if [ -e build/rdma-lab/out/rdma.json ]; then cp build/rdma-lab/out/rdma.json benchmarks/results/; fi
 
+# Refuses figures of a busy machine: `make bench BENCH='move --anyway'` prints them marked.
+BENCH ?= move
+
 bench: $(READY)
-	$(BIN)/python -m benchmarks.moving
+	$(BIN)/worldline bench $(BENCH)
 
 clean:
 	rm -rf $(VENV) build *.egg-info

@@ -68,9 +68,7 @@ def main() -> None:
     out = Console(width=120, highlight=False)
     out.print(f"{facts['cpu']}, {facts['cores']} cores, {options.moves} past moves, {options.calls} calls each")
     out.print(table)
-    path = report.RESULTS / "decisions.json"
-    path.write_text(json.dumps({"host": facts, "rows": rows}, indent=2) + "\n")
-    out.print(f"written to {path}")
+    out.print(f"written to {report.store('decisions', report.document(facts, rows))}")
 
 
 def _of_fleet(hosts: int, moves: int, calls: int) -> list[dict[str, str | int | float]]:

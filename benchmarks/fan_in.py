@@ -1,43 +1,52 @@
-"""`python -m benchmarks.fan_in`: several verified moves into one receiver over one shaped link, chunk by chunk.
+"""Suite `fan-in`: several verified moves into one receiver over one link, chunk by chunk.
 
-For each placement: how long all moves take, and the longest time in which one stream landed no chunk, beside what its
-fair share of the link predicts. A figure shows every chunk as it landed.
+For each placement: how long all moves take, and the longest time in which a move landed no chunk, beside what its fair
+share of the link predicts. A figure shows every chunk as it landed. `python -m benchmarks.fan_in receive|send SIZE ...`
+is one of the processes.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
+import socket
 import statistics
-import subprocess
 import sys
-import threading
 import time
 import uuid
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
+from pathlib import Path
 
-from benchmarks import report
-from benchmarks.namespaces import places
-from benchmarks.report import RESULTS, Row
+from benchmarks.child import Child, say
+from benchmarks.namespaces import link
+from benchmarks.report import Row
+from benchmarks.suite import CHUNK_BYTES, PATIENT_S, STREAMS, Figures, Setup, plan
+from benchmarks.wire import CONGESTION, Bare, in_short, memory, together
 from mover.job import Job
-from mover.settings import default_congestion
+from mover.memory import Region
 from mover.transports import TransportConfig, open_transports
-from worldline.plan import Chunk, Placement, Plan
+from worldline.cli.pictures import require_plots
+from worldline.errors import DataLoss, Internal
+from worldline.plan import Chunk, Placement
 from worldline.transport import Landed, Listener, ReceiveLink, SendLink, Terms, Transport
 
-LINK_BPS = 10e9 / 8
-PATIENT_S = 60.0
-PLACEMENTS = (Placement.PIPELINED, Placement.IN_PATH)
+LINK_GBIT = 10.0
+MOVES = 2
+# Of each move; more shows nothing new.
+MOST_BYTES = 512 << 20
+PLACEMENTS = (Placement.PIPELINED.name, Placement.IN_PATH.name)
+RAW_SOCKET = "raw socket"
 # Seconds after the first chunk of all, for each chunk of one stream.
 Times = list[float]
 
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """One run: seconds until every move was verified, and when chunks landed, by stream."""
+    """One run: seconds until every move was verified, and when chunks landed, by stream; a move's streams together."""
 
     seconds: float
     streams: list[Times]
@@ -45,7 +54,16 @@ class Ran:
     @property
     def longest_gap_s(self) -> float:
         """The longest time in which a stream landed nothing, between its first and its last chunk."""
-        return max(later - earlier for times in self.streams for earlier, later in pairwise(times))
+        return max((later - earlier for times in self.streams for earlier, later in pairwise(times)), default=0.0)
+
+    @property
+    def longest_stall_s(self) -> float:
+        """The longest time in which a move landed nothing, between the first chunk of all and its own last."""
+        moves = [
+            sorted(time_s for times in self.streams[at : at + STREAMS] for time_s in times)
+            for at in range(0, len(self.streams), STREAMS)
+        ]
+        return max(later - earlier for times in moves for earlier, later in pairwise([0.0, *times]))
 
 
 class _TimedLink:
@@ -108,192 +126,211 @@ class _Timed:
         self._transport.close()
 
 
-def _plan(placement: Placement, chunk_bytes: int, streams: int) -> Plan:
-    return Plan("tcp", chunk_bytes, streams, placement, PATIENT_S, PATIENT_S, PATIENT_S)
-
-
-def _terms(token: str, streams: int, number: int) -> Terms:
-    return Terms(str(uuid.UUID(int=number)), bytes.fromhex(token), streams, PATIENT_S)
+def _terms(token: str, number: int) -> Terms:
+    return Terms(str(uuid.UUID(int=number)), bytes.fromhex(token), STREAMS, PATIENT_S)
 
 
 def _region(size_bytes: int, *, random: bool) -> int:
-    descriptor = os.memfd_create("worldline-bench")
-    os.ftruncate(descriptor, size_bytes)
+    descriptor = memory(size_bytes)
     noise = os.urandom(1 << 20) if random else bytes(1 << 20)
     for at in range(0, size_bytes, 1 << 20):
         os.pwrite(descriptor, noise[: size_bytes - at], at)
     return descriptor
 
 
-def _say(answer: object) -> None:
-    print(json.dumps(answer), flush=True)
-
-
-def receive(size_bytes: int, chunk_bytes: int, streams: int, moves: int, *, host: str) -> None:
+class Receiver:
     """The receiving process: one command a line, for all moves at once."""
-    regions = [_region(size_bytes, random=False) for _ in range(moves)]
-    config = TransportConfig(data_listen=f"{host}:0", congestion=default_congestion())
-    transport = open_transports(("tcp",), config)["tcp"]
-    _say("ready")
-    for line in sys.stdin:
-        command = json.loads(line)
-        plan = _plan(Placement[command["placement"]], chunk_bytes, streams)
-        jobs, endpoints, streams_of_all = [], [], []
-        for number, token in enumerate(command["tokens"]):
-            timed = _Timed(transport)
-            streams_of_all.append(timed.streams)
-            job = Job({"tcp": timed}, 1)
-            job.map(os.dup(regions[number]), size_bytes, writable=True)
-            endpoints.append(job.listen(plan, _terms(token, streams, number)))
-            jobs.append(job)
-        _say(endpoints)
-        threads = [threading.Thread(target=job.run, args=(PATIENT_S, lambda progress: None)) for job in jobs]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        landed = [times for streams_of_one in streams_of_all for times in streams_of_one]
-        first = min(times[0] for times in landed)
-        _say([[at - first for at in times] for times in landed])
+
+    def __init__(self, size_bytes: int, host: str) -> None:
+        self._size_bytes, self._host = size_bytes, host
+        self._memories = [_region(size_bytes, random=False) for _ in range(MOVES)]
+        config = TransportConfig(data_listen=f"{host}:0", congestion=CONGESTION)
+        self._transport = open_transports(("tcp",), config)["tcp"]
+
+    def bare(self) -> None:
+        """All over plain sockets."""
+        listeners = [socket.create_server((self._host, 0)) for _ in self._memories]
+        regions = [Region(descriptor, self._size_bytes, writable=True) for descriptor in self._memories]
+        for region, listener in zip(regions, listeners, strict=True):
+            region.populate()
+            Bare.tune(listener)
+        say([str(listener.getsockname()[1]) for listener in listeners])
+        together(
+            [
+                partial(_bare(region, self._size_bytes).receive, listener)
+                for region, listener in zip(regions, listeners, strict=True)
+            ]
+        )
+        say({"streams": [], "checksums": ["" for _ in regions]})
+        for region, listener in zip(regions, listeners, strict=True):
+            region.close()
+            listener.close()
+
+    def moves(self, placement: Placement, tokens: Sequence[str]) -> None:
+        """All as moves, and when their chunks landed."""
+        timed = [_Timed(self._transport) for _ in tokens]
+        jobs = [Job({"tcp": each}, 1) for each in timed]
+        endpoints = []
+        for number, (job, token) in enumerate(zip(jobs, tokens, strict=True)):
+            job.map(os.dup(self._memories[number]), self._size_bytes, writable=True)
+            endpoints.append(job.listen(plan(placement), _terms(token, number)))
+        say(endpoints)
+        ended = together([partial(job.run, PATIENT_S, lambda progress: None) for job in jobs])
+        landed = [times for each in timed for times in each.streams]
+        first = min(times[0] for times in landed if times)
+        streams = [[at - first for at in times] for times in landed]
+        say({"streams": streams, "checksums": [in_short(outcome.crcs) for outcome in ended]})
         for job in jobs:
             job.close()
 
 
-def send(size_bytes: int, chunk_bytes: int, streams: int, number: int) -> None:
-    """One sending process: one command a line."""
-    region = _region(size_bytes, random=True)
-    transports = open_transports(("tcp",), TransportConfig(congestion=default_congestion()))
-    _say("ready")
+def receive(size_bytes: int, host: str) -> None:
+    """The receiving process."""
+    receiver = Receiver(size_bytes, host)
+    say("ready")
     for line in sys.stdin:
         command = json.loads(line)
-        plan = _plan(Placement[command["placement"]], chunk_bytes, streams)
+        if command["arm"] == RAW_SOCKET:
+            receiver.bare()
+        else:
+            receiver.moves(Placement[command["arm"]], command["tokens"])
+
+
+def send(size_bytes: int, number: int, host: str) -> None:
+    """One sending process: one command a line."""
+    descriptor = _region(size_bytes, random=True)
+    region = Region(descriptor, size_bytes, writable=False)
+    region.populate()
+    transports = open_transports(("tcp",), TransportConfig(congestion=CONGESTION))
+    say("ready")
+    for line in sys.stdin:
+        command = json.loads(line)
+        if command["arm"] == RAW_SOCKET:
+            say({"connected": "yes"})
+            sys.stdin.readline()
+            _bare(region, size_bytes).send(host, int(command["endpoint"]))
+            say({"checksums": ""})
+            continue
         job = Job(transports, 1)
-        job.map(os.dup(region), size_bytes, writable=False)
-        job.connect(plan, _terms(command["token"], streams, number), command["endpoint"], (), lambda kind, chunk: None)
-        _say("connected")
+        job.map(os.dup(descriptor), size_bytes, writable=False)
+        chosen = plan(Placement[command["arm"]])
+        job.connect(chosen, _terms(command["token"], number), command["endpoint"], (), lambda kind, chunk: None)
+        say({"connected": "yes"})
         sys.stdin.readline()
-        job.run(PATIENT_S, lambda progress: None)
-        _say("done")
+        outcome = job.run(PATIENT_S, lambda progress: None)
+        say({"checksums": in_short(outcome.crcs)})
         job.close()
 
 
-class Child:
-    """A process of this module, seen from the driver."""
-
-    def __init__(self, within: Sequence[str], *arguments: object) -> None:
-        command = [*within, sys.executable, "-m", "benchmarks.fan_in", *map(str, arguments)]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self.hear()
-
-    def ask(self, command: object) -> None:
-        """Send a command."""
-        if self._process.stdin is None:
-            raise SystemExit("no pipe")
-        self._process.stdin.write(json.dumps(command) + "\n")
-        self._process.stdin.flush()
-
-    def hear(self) -> object:
-        """The next answer."""
-        line = self._process.stdout.readline() if self._process.stdout else ""
-        if not line:
-            raise SystemExit("a process of the benchmark has ended")
-        answer: object = json.loads(line)
-        return answer
-
-    def close(self) -> None:
-        """End it."""
-        self._process.kill()
-        self._process.communicate()
+def _bare(region: Region, size_bytes: int) -> Bare:
+    return Bare(region.view, plan().chunks(size_bytes), STREAMS)
 
 
-def run_once(receiver: Child, senders: Sequence[Child], placement: Placement) -> Ran:
-    """All moves at once."""
+def run_once(receiver: Child, senders: Sequence[Child], arm: str) -> Ran:
+    """All moves at once, over plain sockets or with a placement. Raises DataLoss if checksums differ."""
     tokens = [os.urandom(32).hex() for _ in senders]
-    receiver.ask({"placement": placement.name, "tokens": tokens})
-    endpoints = receiver.hear()
+    receiver.ask({"arm": arm, "tokens": tokens})
+    endpoints = receiver.answer()
     if not isinstance(endpoints, list):
-        raise SystemExit(f"the receiver said {endpoints}")
+        raise Internal(f"the receiver said {endpoints}")
     for sender, endpoint, token in zip(senders, endpoints, tokens, strict=True):
-        sender.ask({"placement": placement.name, "endpoint": endpoint, "token": token})
-        sender.hear()
+        sender.ask({"arm": arm, "endpoint": endpoint, "token": token})
+        sender.told("connected")
     start = time.perf_counter()
     for sender in senders:
         sender.ask("go")
-    for sender in senders:
-        sender.hear()
-    streams = receiver.hear()
+    sent = [sender.told("checksums") for sender in senders]
+    received = receiver.answer()
     taken_s = time.perf_counter() - start
-    if not isinstance(streams, list):
-        raise SystemExit(f"the receiver said {streams}")
-    return Ran(taken_s, streams)
+    if not isinstance(received, dict) or received["checksums"] != sent:
+        raise DataLoss(f"the senders have checksums {sent}; the receiver said {str(received)[:200]}")
+    return Ran(taken_s, received["streams"])
 
 
-def figure(runs: dict[Placement, Ran], streams: int, fair_s: float) -> str:
-    """Every chunk of one run of each placement. Returns where it was written."""
+def draw(runs: dict[str, Ran], fair_s: float, path: Path) -> None:
+    """Every chunk of one run of each placement."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     drawn = Figure(figsize=(9, 1.6 * len(runs) + 1), layout="constrained")
+    FigureCanvasAgg(drawn)
     axes = drawn.subplots(len(runs), 1, sharex=True, squeeze=False)[:, 0]
     for axis, (placement, ran) in zip(axes, runs.items(), strict=True):
         for number, times in enumerate(ran.streams):
-            axis.plot(times, [number] * len(times), "|", color=f"C{number // streams}", markersize=12)
-        longest = f"longest gap {ran.longest_gap_s * 1e3:.0f} ms, fair share {fair_s * 1e3:.0f} ms a chunk"
-        axis.set_title(f"{placement.name}: {longest}", fontsize=9, loc="left")
+            axis.plot(times, [number] * len(times), "|", color=f"C{number // STREAMS}", markersize=12)
+        longest = f"longest stall of a move {ran.longest_stall_s * 1e3:.0f} ms, predicted {fair_s * 1e3:.0f} ms at most"
+        axis.set_title(f"{placement}: {longest}", fontsize=9, loc="left")
         axis.set_yticks(range(len(ran.streams)))
         axis.set_ylabel("stream")
     axes[-1].set_xlabel("seconds since the first chunk; colour: move")
-    path = RESULTS / "fan-in.svg"
     drawn.savefig(path)
-    return str(path)
 
 
-def main() -> None:
-    """Run all placements in turns and report."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--bytes", type=int, default=512 << 20, help="of each move")
-    parser.add_argument("--chunk-bytes", type=int, default=4 << 20)
-    parser.add_argument("--streams", type=int, default=2)
-    parser.add_argument("--moves", type=int, default=2)
-    parser.add_argument("--runs", type=int, default=5)
-    options = parser.parse_args()
-    facts = report.host()
-    size_bytes, chunk_bytes, streams, moves = options.bytes, options.chunk_bytes, options.streams, options.moves
-    fair_s = chunk_bytes * moves * streams / LINK_BPS
-    ran: dict[Placement, list[Ran]] = {placement: [] for placement in PLACEMENTS}
-    with places(["receiver"], LINK_BPS) as made:
-        there = made["receiver"]
-        shape = (size_bytes, chunk_bytes, streams)
-        receiver = Child(there.within, "receive", *shape, moves, there.address)
-        senders = [Child((), "send", *shape, number) for number in range(moves)]
-        for number in range(options.runs + 1):
-            for placement in PLACEMENTS:
-                result = run_once(receiver, senders, placement)
-                if number:
-                    ran[placement].append(result)
-        for child in (receiver, *senders):
-            child.close()
-    rows: list[Row] = []
-    for placement, results in ran.items():
-        first = rows[0].name if rows else ""
-        rows.append(
-            Row(f"{moves} moves, {placement.name}", moves * size_bytes, first, [item.seconds for item in results])
+def run(setup: Setup) -> Figures:
+    """Every placement in turns over one link. Raises Unsupported without plots."""
+    require_plots([])
+    gbit = LINK_GBIT if setup.link_gbit is None else setup.link_gbit
+    size_bytes = min(setup.size_bytes, MOST_BYTES)
+    ran: dict[str, list[Ran]] = {arm: [] for arm in (RAW_SOCKET, *PLACEMENTS)}
+    with link(["receiver"], gbit) as made, ExitStack() as stack:
+        there = made.places["receiver"]
+        receiver = stack.enter_context(
+            Child("benchmarks.fan_in", "receive", size_bytes, there.address, within=there.within)
         )
+        senders = [
+            stack.enter_context(Child("benchmarks.fan_in", "send", size_bytes, number, there.address))
+            for number in range(MOVES)
+        ]
+        for number in range(setup.runs + 1):
+            for arm in ran:
+                result = run_once(receiver, senders, arm)
+                if number:
+                    ran[arm].append(result)
+    rows = [
+        Row(
+            f"{MOVES} at once, {arm}",
+            MOVES * size_bytes,
+            "" if arm == RAW_SOCKET else f"{MOVES} at once, {RAW_SOCKET}",
+            [item.seconds for item in results],
+        )
+        for arm, results in ran.items()
+    ]
+    del ran[RAW_SOCKET]  # its chunks are not looked at
+    # Of what the link carried in this run, headers left out.
+    fair_s = CHUNK_BYTES * MOVES * STREAMS / (MOVES * size_bytes / rows[0].median_s)
+    facts: dict[str, str | int | float] = {"link_gbit": gbit, "chunk_bytes": CHUNK_BYTES, "streams": STREAMS}
+    facts |= {"moves": MOVES, "predicted_longest_stall_s": round(fair_s, 6)}
+    notes = [
+        f"prediction: {MOVES * STREAMS} streams that share fairly what raw sockets carried land a chunk each in "
+        f"{fair_s * 1e3:.1f} ms; a move that lands nothing for longer has a stall that is not the link's"
+    ]
+    for placement, results in ran.items():
+        stalls = [item.longest_stall_s for item in results]
         gaps = [item.longest_gap_s for item in results]
-        facts[f"longest_gap_over_fair_share_{placement.name}"] = str([round(gap / fair_s, 2) for gap in gaps])
-        print(f"{placement.name}: longest gap {statistics.median(gaps) / fair_s:.1f} fair shares (median of runs)")
-    facts |= {"link_gbit": LINK_BPS * 8 / 1e9, "chunk_bytes": chunk_bytes, "streams": streams, "moves": moves}
-    facts["fair_share_s_a_chunk"] = round(fair_s, 6)
-    report.write("fan-in", rows, facts)
+        facts[f"longest_stall_s_{placement}"] = round(max(stalls), 6)
+        facts[f"longest_stall_over_predicted_{placement}"] = str([round(each / fair_s, 2) for each in stalls])
+        facts[f"longest_gap_over_fair_share_{placement}"] = str([round(each / fair_s, 2) for each in gaps])
+        held = sum(each <= fair_s for each in stalls)
+        notes.append(
+            f"{placement}: longest stall of a move {max(stalls) * 1e3:.1f} ms, median "
+            f"{statistics.median(stalls) * 1e3:.1f} ms: within the prediction in {held} of {len(stalls)} runs; of a "
+            f"stream {max(gaps) * 1e3:.1f} ms"
+        )
     middle = {
-        placement: sorted(each, key=lambda item: item.longest_gap_s)[len(each) // 2] for placement, each in ran.items()
+        placement: sorted(each, key=lambda item: item.longest_stall_s)[len(each) // 2]
+        for placement, each in ran.items()
     }
-    print(f"figure: {figure(middle, streams, fair_s)}")
+    return Figures(rows, facts, notes, partial(draw, middle, fair_s))
+
+
+def main(arguments: Sequence[str]) -> None:
+    """One of the processes."""
+    size_bytes = int(arguments[1])
+    if arguments[0] == "receive":
+        receive(size_bytes, arguments[2])
+    else:
+        send(size_bytes, int(arguments[2]), arguments[3])
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["receive"]:
-        receive(*map(int, sys.argv[2:6]), host=sys.argv[6])
-    elif sys.argv[1:2] == ["send"]:
-        send(*map(int, sys.argv[2:6]))
-    else:
-        main()
+    main(sys.argv[1:])

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import report
+from benchmarks import gpu_suspend, report
 from benchmarks.report import Row
 from enginehost.charge import Budget
 from enginehost.cuda import driver
@@ -54,6 +54,7 @@ def main() -> None:
     size_bytes = engine.preset_of(WindowRewriteEngine(), options.preset).state_bytes
     rows = [
         *_on_devices(size_bytes, plan, options.runs, last),
+        *gpu_suspend.in_this_process(CudaDevice(0), size_bytes, options.runs, WARM),
         *rows,
         _save_load(options.preset, size_bytes, options.save_runs, last),
     ]
@@ -112,8 +113,8 @@ def _on_devices(size_bytes: int, plan: Plan, runs: int, last: int) -> list[Row]:
         with closing(attached):
             there.serve()
             beside = torch.cuda.Stream(last)  # type: ignore[no-untyped-call]
-            mapped = attached.address
-            _timed(copy, lambda: driver.copy(slot.address, mapped, size_bytes, beside), beside, runs)
+            with attached.using() as mapped:
+                _timed(copy, lambda: driver.copy(slot.address, mapped, size_bytes, beside), beside, runs)
             there.prepare(chunks)
             _clocked(pull, lambda: attached.pull(slot, chunks, flip=(), wanted=lambda: True), runs)
         if slot.crcs(chunks) != source.crcs(chunks):
@@ -147,10 +148,14 @@ def _clocked(row: Row, work: Callable[[], object], runs: int) -> None:
 
 def _moves(directory: Path, preset: str, runs: int, last: int) -> tuple[list[Row], Plan]:
     """A session moved to and fro between two GPUs, a block played between moves; then once more beside another one."""
-    options = {
+    options: dict[str, dict[str, str | int | float | bool]] = {
         "host-a": {"device": "cuda:0"},
         "host-b": {"device": f"cuda:{last}"},
-        "enginehost": {"prewarm": f"{ENGINE}/{preset},transformers/tiny-qwen2"},
+        "enginehost": {
+            "prewarm": f"{ENGINE}/{preset},transformers/tiny-qwen2",
+            "warm_slots": f"{ENGINE}/{preset}:1",
+            "suspend_bytes": 4 << 30,
+        },
     }
     _offer_heavy_engine(directory)
     with Fleet(directory, ONE_NODE, options=options) as fleet, Client(fleet.target) as client:
@@ -168,6 +173,8 @@ def _moves(directory: Path, preset: str, runs: int, last: int) -> tuple[list[Row
                     rows += _beside(client, other, f"{name}/{other_preset}", session.session_id, play.host_id, runs)
                 client.close_session(neighbour)
             rows += _language_model(client, runs)
+            rows += gpu_suspend.of_a_session(client, ENGINE, preset, runs, WARM)
+            rows += gpu_suspend.first_touch(directory / "host-b.log", preset)
         client.close_session(session)
     return rows, wire.plan_from(moves[0].plan)
 

@@ -10,7 +10,6 @@ same run.
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import statistics
 import tempfile
@@ -194,9 +193,7 @@ def _horizon_s(move: move_pb2.Move) -> float:
     return move.plan.deadline_s
 
 
-def _print(
-    facts: dict[str, str | int | float], gbps: float, alone_s: float, horizon_s: float, tallies: Sequence[Tally]
-) -> None:
+def _print(facts: report.Facts, gbps: float, alone_s: float, horizon_s: float, tallies: Sequence[Tally]) -> None:
     size_bytes = engine.preset_of(engine.installed()[ENGINE], PRESET).state_bytes
     out = Console(width=120, highlight=False)
     out.print(
@@ -238,11 +235,8 @@ def _print(
         }
         for tally in tallies
     ]
-    report.RESULTS.mkdir(exist_ok=True)
-    path = report.RESULTS / "live.json"
     told = {**facts, "link_gbps": gbps, "alone_s": alone_s, "horizon_s": horizon_s}
-    path.write_text(json.dumps({"host": told, "rows": rows}, indent=2) + "\n")
-    out.print(f"written to {path}")
+    out.print(f"written to {report.store('live', report.document(told, rows))}")
 
 
 if __name__ == "__main__":

@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from worldline.errors import Unsupported
+
 BRIDGE = "wl-bench"
 _SUBNET = "10.77.0"
 _BURST_BYTES = 256 << 10
@@ -22,11 +24,32 @@ class Place:
 
     name: str
     address: str
+    apart: bool = True
 
     @property
     def within(self) -> tuple[str, ...]:
-        """In front of a command."""
-        return ("ip", "netns", "exec", self.name)
+        """In front of a command; nothing on loopback."""
+        return ("ip", "netns", "exec", self.name) if self.apart else ()
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """Places, where admission listens, and the rate between any two of them; 0: loopback, as fast as it is."""
+
+    places: Mapping[str, Place]
+    hub: str
+    bandwidth_Bps: float
+
+
+@contextmanager
+def link(names: Sequence[str], gbit: float) -> Iterator[Link]:
+    """Places on links of `gbit` Gb/s, or all on loopback where that is 0. Raises Unsupported as `places` does."""
+    if not gbit:
+        yield Link({name: Place(name, "127.0.0.1", apart=False) for name in names}, "127.0.0.1", 0.0)
+        return
+    bandwidth_Bps = gbit * 1e9 / 8
+    with places(names, bandwidth_Bps) as made:
+        yield Link(made, hub_address(), bandwidth_Bps)
 
 
 def hub_address() -> str:
@@ -39,7 +62,7 @@ def places(names: Sequence[str], bandwidth_Bps: float) -> Iterator[Mapping[str, 
     """Namespaces that send and receive `bandwidth_Bps` at most, and are gone afterwards.
 
     Raises:
-        RuntimeError: a command of iproute2 failed; the message has what it said.
+        Unsupported: iproute2 is not here or a command of it failed; the message has what it said.
     """
     made = {name: Place(f"wl-{name}", f"{_SUBNET}.{number}") for number, name in enumerate(names, 2)}
     _remove(made.values())
@@ -82,7 +105,14 @@ def _ip(*arguments: str) -> None:
 
 
 def _run(*command: str) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except FileNotFoundError as error:
+        raise Unsupported(f"shaped links need iproute2: {error}", reason="NO_SHAPED_LINKS") from error
     if done.returncode:
-        raise RuntimeError(f"{' '.join(command)}: {done.stderr.strip() or done.returncode}")
+        raise Unsupported(
+            f"shaped links need root and iproute2: {' '.join(command)}: {done.stderr.strip() or done.returncode}; "
+            "--link 0 measures over loopback",
+            reason="NO_SHAPED_LINKS",
+        )
     return done.stdout

@@ -11,21 +11,23 @@ import dataclasses
 import json
 import os
 import socket
-import subprocess
 import sys
-import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from typing import Self, TypeVar
 
-from mover.codec.runs import Run
+from benchmarks.child import Child, say
 from mover.job import Job
 from mover.memory import Region, address_of
 from mover.messages import Outcome
 from mover.settings import default_codec_threads, default_congestion
 from mover.transports import TransportConfig, open_transports
-from worldline.crc import PIECE_BYTES, crc32
+from worldline.codec.runs import Run
+from worldline.crc import PIECE_BYTES, combine_all, crc32
+from worldline.errors import DataLoss
 from worldline.plan import Chunk, Plan
 from worldline.transport import Terms, Transport
 from worldline.v1 import state_pb2
@@ -39,11 +41,14 @@ def memory(size_bytes: int) -> int:
     return descriptor
 
 
+Result = TypeVar("Result")
 _MOVE_ID = str(uuid.UUID(int=0))
 CONGESTION = default_congestion()
 CORES = os.cpu_count() or 1
 # A stream names itself by this many bytes: fewer, and the kernel's copies of all that follows are unaligned.
 PREFIX_BYTES = 64
+# What one thread checks at a time where memory is only checked.
+_CHECKED_BYTES = 16 << 20
 
 
 class Bare:
@@ -72,7 +77,7 @@ class Bare:
                     link.sendall(self._region[chunk.offset : chunk.offset + chunk.size_bytes])
                 link.recv(1)
 
-        _together([partial(stream, number, share) for number, share in enumerate(self._shares)])
+        together([partial(stream, number, share) for number, share in enumerate(self._shares)])
 
     def receive(self, listener: socket.socket) -> None:
         """Receive all."""
@@ -88,7 +93,7 @@ class Bare:
                 link.sendall(b"\x01")
 
         links = [listener.accept()[0] for _ in self._shares]
-        _together([partial(stream, link) for link in links])
+        together([partial(stream, link) for link in links])
 
 
 def _checksum(view: memoryview) -> None:
@@ -97,46 +102,31 @@ def _checksum(view: memoryview) -> None:
         crc = crc32(view[at : at + PIECE_BYTES], crc)
 
 
-def _together(work: Sequence[Callable[[], object]]) -> None:
-    threads = [threading.Thread(target=item) for item in work]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+def checksum_together(memories: Sequence[Sequence[memoryview]]) -> list[int]:
+    """The CRC-32 of each memory, all at once on all cores."""
+    pieces = [
+        (number, view[at : at + _CHECKED_BYTES])
+        for number, views in enumerate(memories)
+        for view in views
+        for at in range(0, len(view), _CHECKED_BYTES)
+    ]
+    with ThreadPoolExecutor(CORES) as pool:
+        crcs = list(pool.map(lambda piece: crc32(piece[1]), pieces))
+    return [
+        combine_all((crc, len(view)) for (of, view), crc in zip(pieces, crcs, strict=True) if of == number)
+        for number in range(len(memories))
+    ]
 
 
-class Receiver:
-    """The receiving process, seen from the sending one."""
+def in_short(crcs: Sequence[int]) -> str:
+    """What two ends compare instead of every checksum."""
+    return f"{crc32(repr(tuple(crcs)).encode()):08x}"
 
-    def __init__(self, size_bytes: int, host: str, within: Sequence[str]) -> None:
-        self._process = subprocess.Popen(
-            [*within, sys.executable, "-m", "benchmarks.wire", str(size_bytes), host],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        )
-        self.answer()
 
-    def ask(self, command: Mapping[str, object]) -> None:
-        """Send a command."""
-        if self._process.stdin is None:
-            raise RuntimeError("no pipe")
-        self._process.stdin.write(json.dumps(command).encode() + b"\n")
-        self._process.stdin.flush()
-
-    def answer(self) -> dict[str, str]:
-        """The next answer."""
-        if self._process.stdout is None:
-            raise RuntimeError("no pipe")
-        line = self._process.stdout.readline()
-        if not line:
-            raise RuntimeError("the receiving process has ended")
-        answer: dict[str, str] = json.loads(line)
-        return answer
-
-    def close(self) -> None:
-        """End it."""
-        self._process.kill()
-        self._process.communicate()
+def together(work: Sequence[Callable[[], Result]]) -> list[Result]:
+    """All at once, each on its own thread, and what each returned; the first failure is raised when all have ended."""
+    with ThreadPoolExecutor(len(work)) as pool:
+        return [future.result() for future in [pool.submit(item) for item in work]]
 
 
 def _noise(view: memoryview) -> Sequence[Run]:
@@ -167,8 +157,19 @@ class Arms:
         self._region = Region(self._descriptor, size_bytes, writable=True)
         self._region.populate()
         self._runs = fill(self._region.view)
-        self._receiver = Receiver(size_bytes, host, within)
+        self._receiver = Child("benchmarks.wire", size_bytes, host, within=within)
         self._transports = _transports("127.0.0.1")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def view(self) -> memoryview:
+        """The sending region."""
+        return self._region.view
 
     def copy_to(self, target: Region) -> float:
         """Seconds of one copy in memory, with as many threads as the plan has streams."""
@@ -176,7 +177,7 @@ class Arms:
         share = -(-self._size_bytes // self._plan.streams)
         parts = [(at, min(share, self._size_bytes - at)) for at in range(0, self._size_bytes, share)]
         start = time.perf_counter()
-        _together([partial(ctypes.memmove, into + at, source + at, size) for at, size in parts])
+        together([partial(ctypes.memmove, into + at, source + at, size) for at, size in parts])
         return time.perf_counter() - start
 
     def local(self, target: Region, descriptor: int, *, verified: bool) -> float:
@@ -189,7 +190,7 @@ class Arms:
         endpoint = receiver.listen(plan, terms)
         start = time.perf_counter()
         sender.connect(plan, terms, endpoint, (), lambda kind, chunk: None)
-        _together([partial(job.run, 60.0, lambda progress: None) for job in (sender, receiver)])
+        together([partial(job.run, 60.0, lambda progress: None) for job in (sender, receiver)])
         taken = time.perf_counter() - start
         for job in (sender, receiver):
             job.close()
@@ -205,13 +206,13 @@ class Arms:
         ]
         start = time.perf_counter()
         for pair in range(2):
-            _together([partial(_checksum, view) for view in views[pair::2]])
+            together([partial(_checksum, view) for view in views[pair::2]])
         return time.perf_counter() - start
 
     def bare(self) -> float:
         """Seconds of one transfer over plain sockets."""
         self._receiver.ask({"arm": "bare", "plan": _encoded(self._plan)})
-        port = int(self._receiver.answer()["endpoint"])
+        port = int(self._receiver.told("endpoint"))
         start = time.perf_counter()
         Bare(self._region.view, self._plan.chunks(self._size_bytes), self._plan.streams).send(self._host, port)
         return time.perf_counter() - start
@@ -227,12 +228,14 @@ class Arms:
         self._receiver.ask({"arm": "job", "verified": verified, "plan": _encoded(plan), "token": terms.token.hex()})
         job = Job(self._transports, 1, default_codec_threads(), verified=verified)
         job.map(os.dup(self._descriptor), self._size_bytes, writable=False)
-        endpoint = self._receiver.answer()["endpoint"]
+        endpoint = self._receiver.told("endpoint")
         start = time.perf_counter()
         job.connect(plan, terms, endpoint, (), lambda kind, chunk: None, self._runs)
         outcome = job.run(60.0, lambda progress: None)
-        self._receiver.answer()
+        told = self._receiver.told("checksums")
         taken = time.perf_counter() - start
+        if verified and told != in_short(outcome.crcs):
+            raise DataLoss("the two ends of a verified arm have different checksums")
         job.close()
         return taken, outcome
 
@@ -257,22 +260,22 @@ def main(size_bytes: int, host: str) -> None:
     region = Region(descriptor, size_bytes, writable=True)
     region.populate()
     transports = _transports(host)
-    print(json.dumps({"ready": "yes"}), flush=True)
+    say({"ready": "yes"})
     for line in sys.stdin:
         command = json.loads(line)
         plan = plan_from(state_pb2.Plan.FromString(bytes.fromhex(command["plan"])))
         if command["arm"] == "bare":
             with socket.create_server((host, 0)) as listener:
                 Bare.tune(listener)
-                print(json.dumps({"endpoint": str(listener.getsockname()[1])}), flush=True)
+                say({"endpoint": str(listener.getsockname()[1])})
                 Bare(region.view, plan.chunks(size_bytes), plan.streams).receive(listener)
             continue
         terms = Terms(_MOVE_ID, bytes.fromhex(command["token"]), plan.streams, 30.0)
         job = Job(transports, 1, default_codec_threads(), verified=command["verified"])
         job.map(os.dup(descriptor), size_bytes, writable=True)
-        print(json.dumps({"endpoint": job.listen(plan, terms)}), flush=True)
-        job.run(60.0, lambda progress: None)
-        print(json.dumps({"done": "yes"}), flush=True)
+        say({"endpoint": job.listen(plan, terms)})
+        outcome = job.run(60.0, lambda progress: None)
+        say({"checksums": in_short(outcome.crcs)})
         job.close()
 
 

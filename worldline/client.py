@@ -17,6 +17,7 @@ from typing import Self
 from worldline import rpc, telemetry, wire
 from worldline.aio import AsyncClient
 from worldline.contract import Contract
+from worldline.errors import NotFound
 from worldline.move import Fault
 from worldline.plan import Placement
 from worldline.play import CALL_TIMEOUT_S, Play
@@ -29,6 +30,8 @@ from worldline.v1.engine_host_service_pb2_grpc import EngineHostServiceStub
 
 __all__ = ["CLOSED_STATES", "AsyncClient", "Block", "Client", "Play", "Session"]
 
+# Weights of gigabytes are read from disk.
+PREWARM_TIMEOUT_S = 600.0
 # States after which a move changes no more.
 CLOSED_STATES = frozenset(
     {move_pb2.MOVE_STATE_REFUSED, move_pb2.MOVE_STATE_MOVED, move_pb2.MOVE_STATE_ABORTED, move_pb2.MOVE_STATE_LOST}
@@ -111,6 +114,31 @@ class Client:
                 host_pb.CloseSessionRequest(session_id=session.session_id, resume_token=session.resume_token),
                 timeout=CALL_TIMEOUT_S,
             )
+
+    def suspend(self, session_id: str) -> host_pb.SuspendSessionResponse:
+        """Take a session's state to host memory where it lives now, and free its slot. It can be resumed or opened."""
+        where = self.locate(session_id)
+        with self.host(where.public_address) as stub, rpc.calling(where.host_id):
+            return stub.SuspendSession(host_pb.SuspendSessionRequest(session_id=session_id), timeout=CALL_TIMEOUT_S)
+
+    def resume(self, session_id: str) -> host_pb.ResumeSessionResponse:
+        """Bring a suspended session back into a slot where it lives now."""
+        where = self.locate(session_id)
+        with self.host(where.public_address) as stub, rpc.calling(where.host_id):
+            return stub.ResumeSession(host_pb.ResumeSessionRequest(session_id=session_id), timeout=CALL_TIMEOUT_S)
+
+    def prewarm(self, host_id: str, engine: str, preset: str, slots: int = 0) -> host_pb.PrewarmResponse:
+        """Make a preset warm on a host, with `slots` kept allocated ahead there. Raises NotFound: no such host."""
+        found = {host.registration.host_id: host.registration.public_address for host in self.hosts()}
+        if host_id not in found:
+            raise NotFound(
+                f"admission knows no engine host {host_id[:64]!r}; it knows {', '.join(sorted(found)) or 'none'}",
+                reason="UNKNOWN_HOST",
+                resource=("engine_host", host_id[:64]),
+            )
+        request = host_pb.PrewarmRequest(engine=engine, preset=preset, slots=slots)
+        with self.host(found[host_id]) as stub, rpc.calling(host_id):
+            return stub.Prewarm(request, timeout=PREWARM_TIMEOUT_S)
 
     def host(self, address: str) -> _Host:
         """A short-lived stub of an engine host."""

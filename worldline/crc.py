@@ -86,6 +86,17 @@ def combine(first: int, second: int, second_bytes: int) -> int:
     return first ^ second
 
 
+def crc32_repeated(unit: bytes, times: int) -> int:
+    """CRC-32 of `unit` over and over, `times` times, in as many steps as `times` has binary digits."""
+    whole, power, power_bytes = 0, crc32(unit), len(unit)
+    while times:
+        if times & 1:
+            whole = combine(whole, power, power_bytes)
+        power, power_bytes = combine(power, power, power_bytes), 2 * power_bytes
+        times >>= 1
+    return whole
+
+
 # As many parts of one size as make a table worth its making.
 _MANY = 64
 

@@ -9,6 +9,7 @@ from functools import cached_property, lru_cache
 
 from worldline.canonical import digest
 from worldline.errors import BadRequest
+from worldline.made import Made, faults_of
 
 PAGE_BYTES = 4096
 MAX_CHUNK_BYTES = 1 << 30
@@ -17,6 +18,9 @@ MAX_STREAMS = 16
 MAX_TAIL_CHUNKS = 64
 RAW = "raw"
 CODECS = (RAW, "zstd")
+# At work on the device itself, in the engine hosts: what movers carry is coded already.
+DEVICE_CODECS = ("ans",)
+ALL_CODECS = (*CODECS, *DEVICE_CODECS)
 
 
 class Placement(enum.IntEnum):
@@ -30,16 +34,23 @@ class Placement(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """One chunk of a region: `offset` and `size_bytes` in bytes."""
+    """One chunk of a region: `offset` and `size_bytes` in bytes.
+
+    `fill` is what it holds over and over if the destination makes it; empty: it is sent.
+    """
 
     index: int
     offset: int
     size_bytes: int
+    fill: bytes = b""
 
 
 @dataclass(frozen=True)
 class Plan:
     """How a state is moved.
+
+    `staged`: it lies on devices (placement DEVICE) and goes through host memory at both ends. Without it, placement
+    DEVICE means that the destination's device reads the source's. `made` is not sent, but made at the destination.
 
     Raises:
         BadRequest: a field out of bounds.
@@ -54,6 +65,8 @@ class Plan:
     no_progress_s: float
     codec: str = RAW
     tail_bytes: tuple[int, ...] = ()
+    staged: bool = False
+    made: tuple[Made, ...] = ()
 
     def __post_init__(self) -> None:
         violations: dict[str, str] = {}
@@ -67,8 +80,16 @@ class Plan:
             violations["plan.tail_bytes"] = f"at most {MAX_TAIL_CHUNKS} sizes, each above 0 and at most chunk_bytes"
         if not 1 <= self.streams <= MAX_STREAMS:
             violations["plan.streams"] = f"{self.streams} is not between 1 and {MAX_STREAMS}"
-        if self.codec not in CODECS:
-            violations["plan.codec"] = f"{self.codec[:32]!r} is not built in; use one of {', '.join(CODECS)}"
+        if self.codec not in ALL_CODECS:
+            violations["plan.codec"] = f"{self.codec[:32]!r} is not built in; use one of {', '.join(ALL_CODECS)}"
+        elif self.codec in DEVICE_CODECS and not self.staged:
+            violations["plan.codec"] = f"{self.codec} codes on a device: the plan must be staged"
+        if self.staged and self.placement is not Placement.DEVICE:
+            violations["plan.staged"] = f"only state on devices is staged, and placement is {self.placement.name}"
+        if self.made and self.codec in DEVICE_CODECS:
+            violations["plan.made"] = f"{self.codec} codes a state whole: what holds a constant costs it nothing"
+        elif what := faults_of(self.made):
+            violations["plan.made"] = what
         for name in ("deadline_s", "max_freeze_s", "no_progress_s"):
             value = getattr(self, name)
             if not 0 < value <= 86_400:
@@ -94,41 +115,68 @@ class Plan:
                 self.deadline_s,
                 self.max_freeze_s,
                 self.no_progress_s,
+                self.staged,
+                # Not there at all where nothing is made.
+                *([[[item.offset, item.size_bytes, item.fill] for item in self.made]] if self.made else ()),
             ],
         )
+
+    @cached_property
+    def made_bytes(self) -> int:
+        """Bytes that are not sent."""
+        return sum(item.size_bytes for item in self.made)
 
     def chunks(self, region_bytes: int) -> tuple[Chunk, ...]:
         """The chunks of a region, in order, without gap or overlap.
 
-        Chunks of `chunk_bytes` come first, what is left of them next, and `tail_bytes` last; a region smaller than
-        the tail has no tail.
+        No chunk is partly made and partly sent. Chunks of `chunk_bytes` come first, what is left of each stretch next,
+        and `tail_bytes` last of what is sent; a last sent stretch that is no larger than the tail has none.
 
         Raises:
-            BadRequest: more than `MAX_CHUNKS` chunks.
+            BadRequest: more than `MAX_CHUNKS` chunks, or a made stretch that leaves the region.
         """
-        tail = self.tail_bytes if sum(self.tail_bytes) < region_bytes else ()
-        body = region_bytes - sum(tail)
-        if body // self.chunk_bytes + len(tail) > MAX_CHUNKS:
+        if self.made and self.made[-1].end > region_bytes:
+            what = f"a stretch that ends at {self.made[-1].end} leaves the region of {region_bytes} bytes"
+            raise BadRequest(f"plan.made: {what}", violations={"plan.made": what})
+        if region_bytes // self.chunk_bytes + 2 * len(self.made) + len(self.tail_bytes) > MAX_CHUNKS:
             raise BadRequest(
                 f"{region_bytes} bytes in chunks of {self.chunk_bytes} make over {MAX_CHUNKS} chunks: use larger ones",
                 violations={"plan.chunk_bytes": "too small for this region"},
             )
-        return _cut(self.chunk_bytes, body, tail)
+        return _cut(self.chunk_bytes, region_bytes, self.tail_bytes, self.made)
 
 
 # Both ends of a move ask for the same chunks several times while a session is frozen.
 @lru_cache(maxsize=16)
-def _cut(chunk_bytes: int, body: int, tail: tuple[int, ...]) -> tuple[Chunk, ...]:
+def _cut(chunk_bytes: int, region_bytes: int, tail_bytes: tuple[int, ...], made: tuple[Made, ...]) -> tuple[Chunk, ...]:
     chunks: list[Chunk] = []
-    offset = 0
-    while offset < body:
-        size = min(chunk_bytes, body - offset)
-        chunks.append(Chunk(len(chunks), offset, size))
-        offset += size
-    for size in tail:
-        chunks.append(Chunk(len(chunks), offset, size))
-        offset += size
+    stretches = _stretches(region_bytes, made)
+    last_sent = max((start for start, _, fill in stretches if not fill), default=-1)
+    for start, end, fill in stretches:
+        tail = tail_bytes if start == last_sent and sum(tail_bytes) < end - start else ()
+        offset, body_end = start, end - sum(tail)
+        while offset < body_end:
+            size = min(chunk_bytes, body_end - offset)
+            chunks.append(Chunk(len(chunks), offset, size, fill))
+            offset += size
+        for size in tail:
+            chunks.append(Chunk(len(chunks), offset, size, fill))
+            offset += size
     return tuple(chunks)
+
+
+def _stretches(region_bytes: int, made: tuple[Made, ...]) -> list[tuple[int, int, bytes]]:
+    """Start, end and fill of what is sent (without fill) and what is made, in order."""
+    stretches: list[tuple[int, int, bytes]] = []
+    at = 0
+    for item in made:
+        if item.offset > at:
+            stretches.append((at, item.offset, b""))
+        stretches.append((item.offset, item.end, item.fill))
+        at = item.end
+    if at < region_bytes:
+        stretches.append((at, region_bytes, b""))
+    return stretches
 
 
 # A smaller chunk costs more in calls and wake-ups than its verification takes.

@@ -31,6 +31,7 @@ class Terms:
     """What both ends of one move agree on before its streams are opened.
 
     `token` is the secret of 32 bytes that every stream presents; `traceparent` is a W3C trace context or empty.
+    `coded`: the plan has a codec, so that coded chunks may come.
     """
 
     move_id: str
@@ -38,6 +39,7 @@ class Terms:
     streams: int
     no_progress_s: float
     traceparent: str = ""
+    coded: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +138,10 @@ class CodedSendLink(SendLink, Protocol):
         """Announce a chunk whose pieces say each how they are coded."""
 
     def write_piece(self, piece: Piece, payload: Sequence[memoryview]) -> None:
-        """Carry one piece; the parts of `payload` make up its `wire_bytes`."""
+        """Carry one piece; the parts of `payload` make up its `wire_bytes`.
+
+        They are the caller's again when this returns.
+        """
 
 
 class Decoder(Protocol):

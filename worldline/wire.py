@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
+from worldline.codec.parts import Part
 from worldline.contract import Contract, ContractClass, Tier
 from worldline.errors import BadRequest
 from worldline.layout import MAX_LEAVES, Layout, Leaf, LeafKind
+from worldline.made import MAX_MADE, Made
 from worldline.manifest import Descriptor, Fingerprint, Manifest
 from worldline.move import (
     TOKEN_BYTES,
@@ -207,6 +209,19 @@ def manifest_from(message: state_pb2.Manifest) -> Manifest:
     return value
 
 
+def made_to(values: Iterable[Made]) -> list[state_pb2.Made]:
+    """To the wire."""
+    return [state_pb2.Made(offset=item.offset, size_bytes=item.size_bytes, fill=item.fill) for item in values]
+
+
+def made_from(messages: Sequence[state_pb2.Made]) -> tuple[Made, ...]:
+    """From the wire. Raises BadRequest for too many; the rest is checked by whoever has them."""
+    if len(messages) > MAX_MADE:
+        what = f"{len(messages)} made stretches; at most {MAX_MADE} are allowed"
+        raise BadRequest(what, violations={"made": what})
+    return tuple(Made(item.offset, item.size_bytes, item.fill) for item in messages)
+
+
 def plan_to(value: Plan) -> state_pb2.Plan:
     """To the wire."""
     return state_pb2.Plan(
@@ -219,6 +234,8 @@ def plan_to(value: Plan) -> state_pb2.Plan:
         deadline_s=value.deadline_s,
         max_freeze_s=value.max_freeze_s,
         no_progress_s=value.no_progress_s,
+        staged=value.staged,
+        made=made_to(value.made),
         digest=value.digest,
     )
 
@@ -235,9 +252,21 @@ def plan_from(message: state_pb2.Plan) -> Plan:
         no_progress_s=message.no_progress_s,
         codec=message.codec,
         tail_bytes=tuple(message.tail_bytes),
+        staged=message.staged,
+        made=made_from(message.made),
     )
     _same_digest(value.digest, message.digest, "plan.digest")
     return value
+
+
+def parts_to(parts: Sequence[Part]) -> list[engine_host_service_pb2.CodedPart]:
+    """To the wire."""
+    return [engine_host_service_pb2.CodedPart(size_bytes=part.size_bytes, crc=part.crc) for part in parts]
+
+
+def parts_from(parts: Sequence[engine_host_service_pb2.CodedPart]) -> tuple[Part, ...]:
+    """From the wire; whether they are of a region is checked where that is known."""
+    return tuple(Part(part.size_bytes, part.crc) for part in parts)
 
 
 def receipt_to(value: Receipt) -> state_pb2.Receipt:

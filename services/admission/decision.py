@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import chain, islice
 
+from admission.carriage import is_staged, staged_because
 from admission.effects import Route
 from admission.facts import SessionFacts
 from admission.fleet import Fleet, Host, Mover
@@ -19,8 +20,9 @@ from admission.rules import Checksum, Choice, Mode, Offers, Peer, Question, choo
 from admission.settings import AdmissionSettings
 from admission.shortlist import GLANCES, Promise, Sight, ranked
 from admission.traffic import Traffic, traffic_now
+from admission.warmth import warmth_at
 from worldline.errors import BadRequest, NotFound, Owned, SessionLost
-from worldline.plan import Placement, Plan
+from worldline.plan import DEVICE_CODECS, Placement, Plan
 from worldline.verdict import Kind, Verdict
 
 # So many destinations are all judged. Of more, those that a glance finds best are, until one is admitted: a glance
@@ -54,6 +56,12 @@ class Decision:
     verdict: Verdict
     plan: Plan
     route: Route | None
+
+    @property
+    def staged_by(self) -> str:
+        """The name of why the plan is staged: ASKED where only its transport or codec wants it; "" if it is not."""
+        because = staged_because(self.source.facts, self.destination.facts)
+        return (because.partition(":")[0] or "ASKED") if self.plan.staged else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +147,8 @@ class Decider:
             route = Route(
                 from_mover.facts.mover_id, from_mover.facts.address, to_mover.facts.mover_id, to_mover.facts.address
             )
-        return Decision(row, facts, source, destination, choice.verdict, self._plan(facts, choice), route)
+        because = staged_because(source.facts, destination.facts)
+        return Decision(row, facts, source, destination, choice.verdict, self._plan(facts, choice, because), route)
 
     def _question(
         self,
@@ -154,12 +163,13 @@ class Decider:
         settings, now_s = self.settings, self.fleet.now_s()
         source_mover, destination_mover = source.facts.mover_id, destination.facts.mover_id
         known = tuple(mover.facts for mover in movers if mover)
-        pins = pins_for(source.facts.fingerprint, Pins(ask.transport, ask.placement, ask.codec))
-        paths = paths_between(self.profile, source_mover, destination_mover, known, pins)
+        pins = pins_for(source.facts, destination.facts, Pins(ask.transport, ask.placement, ask.codec))
+        paths = paths_between(self.profile, source_mover, destination_mover, known, pins, facts.compressibility)
         into_mover = traffic.into_mover.get(destination_mover, [])
         deadline_s, max_freeze_s = self._bounds_s(facts)
         large = facts.state_bytes >= settings.large_region_bytes
         to_mover = movers[1]
+        slot_warm, first_touch_s = warmth_at(source, destination, facts.preset)
         return Question(
             contract=facts.descriptor.contract,
             mode=ask.mode,
@@ -181,16 +191,20 @@ class Decider:
             peers=self._peers(source, destination, movers, now_s),
             transport=paths[0].transport,
             transport_refusal=paths[0].refusal,
+            staged_because=pins.staged_because,
             patience_s=ask.patience_s,
             silent_s=settings.silent_s,
             silent_grace_s=settings.silent_grace_s,
             heartbeat_s=settings.heartbeat_s,
-            chunk_bytes=chunk_bytes_for(pins, settings.large_chunk_bytes) if large else settings.chunk_bytes,
+            chunk_bytes=chunk_bytes_for(paths[0], pins, settings.large_chunk_bytes) if large else settings.chunk_bytes,
             streams=settings.streams,
             offers=Offers(paths=paths, tail=True),
             source_crc=_checksum(movers[0]),
             destination_crc=_checksum(to_mover),
             cold_bytes=facts.cold_bytes,
+            slot_warm=slot_warm,
+            first_touch_s=first_touch_s,
+            made_bytes=facts.state_bytes - facts.sent_bytes,
             port_moves=tuple(item.on_port(paths[0].bandwidth_Bps) for item in into_mover),
             sender_moves=traffic.leaving(source_mover, destination_mover),
             opposite_moves=traffic.opposite(source_mover, destination_mover),
@@ -217,8 +231,9 @@ class Decider:
             return contract.horizon_s, contract.horizon_s + settings.grace_s
         return settings.move_deadline_s, settings.max_freeze_s
 
-    def _plan(self, facts: SessionFacts, choice: Choice) -> Plan:
+    def _plan(self, facts: SessionFacts, choice: Choice, because: str) -> Plan:
         deadline_s, max_freeze_s = self._bounds_s(facts)
+        codec = choice.codec.name if choice.codec else RAW
         return Plan(
             transport=choice.transport,
             chunk_bytes=choice.chunk_bytes,
@@ -227,8 +242,10 @@ class Decider:
             deadline_s=deadline_s,
             max_freeze_s=max_freeze_s,
             no_progress_s=self.settings.no_progress_s,
-            codec=choice.codec.name if choice.codec else RAW,
+            codec=codec,
             tail_bytes=choice.tail_bytes,
+            staged=is_staged(choice.transport, choice.placement, codec, because),
+            made=() if codec in DEVICE_CODECS else facts.made,
         )
 
 

@@ -18,6 +18,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Self
 
+from admission.coding import CodedMove
 from worldline.move import StageTimes
 from worldline.plan import Placement
 
@@ -38,6 +39,7 @@ BANDWIDTH_SAMPLE_BYTES = 32 << 20
 DIRTY_GAIN = 1 / 8
 
 SETUP, PACE, RESERVE = "setup_s", "pace_s_per_byte", "reserve_s"
+RATIO, ENCODE, DECODE = "coded_ratio", "encode_s_per_byte", "decode_s_per_byte"
 # What tells one move's fixed seconds from another's (RFC 6298's G).
 GRAIN_S = 1e-3
 
@@ -158,12 +160,16 @@ class PathEstimate:
     """What a move on one path takes.
 
     `setup` is the fixed part between freeze and playable (s), `pace` each byte on the wire and verified (s/B, 1/B of
-    the path), `reserve` what comes before the freeze (s), while the session still plays.
+    the path), `reserve` what comes before the freeze (s), while the session still plays. In a coded idiom `ratio` is
+    the share that the codec leaves, `encode` and `decode` what it takes (s/B of state, all threads); unknown at first.
     """
 
     setup: Track
     pace: Track
     reserve: Track
+    ratio: Track = Track(1.0, 0.0)
+    encode: Track = Track(0.0, 0.0)
+    decode: Track = Track(0.0, 0.0)
 
     @classmethod
     def prior(cls, bandwidth_Bps: float, setup_s: float) -> Self:
@@ -187,10 +193,24 @@ class PathEstimate:
         else:
             carried_s = state_bytes * pace.mean
         setup_s = max(stages.downtime_s - carried_s, 0.0)
-        return PathEstimate(
-            self.setup.after(setup_s, now_s, half_life_s),
-            pace,
-            self.reserve.after(stages.reserve_s, now_s, half_life_s),
+        return replace(
+            self,
+            setup=self.setup.after(setup_s, now_s, half_life_s),
+            pace=pace,
+            reserve=self.reserve.after(stages.reserve_s, now_s, half_life_s),
+        )
+
+    def coded(self, move: CodedMove, now_s: float, half_life_s: float) -> PathEstimate:
+        """The estimate after what a coded move measured of its codec."""
+
+        def after(track: Track, sample: float | None) -> Track:
+            return track if sample is None else track.after(sample, now_s, half_life_s)
+
+        return replace(
+            self,
+            ratio=after(self.ratio, move.ratio),
+            encode=after(self.encode, move.encode_s_per_byte),
+            decode=after(self.decode, move.decode_s_per_byte),
         )
 
     def probed(self, pace_s_per_byte: float, now_s: float, half_life_s: float) -> PathEstimate:
@@ -198,8 +218,10 @@ class PathEstimate:
         return replace(self, pace=self.pace.after(pace_s_per_byte, now_s, half_life_s))
 
     def tracks(self) -> Mapping[str, Track]:
-        """The tracks by quantity."""
-        return {SETUP: self.setup, PACE: self.pace, RESERVE: self.reserve}
+        """The tracks by quantity; a codec's only once it was measured."""
+        codec = {RATIO: self.ratio, ENCODE: self.encode, DECODE: self.decode}
+        known = {quantity: track for quantity, track in codec.items() if track.weight}
+        return {SETUP: self.setup, PACE: self.pace, RESERVE: self.reserve} | known
 
 
 def rows_of(key: PathKey, estimate: PathEstimate) -> tuple[EstimateRow, ...]:
@@ -226,7 +248,7 @@ def estimates_from(rows: Iterable[EstimateRow], prior: PathEstimate) -> dict[Pat
     found: dict[PathKey, dict[str, Track]] = {}
     for row in rows:
         key = PathKey(row.source_mover, row.destination_mover, row.idiom)
-        tracks = found.setdefault(key, dict(prior.tracks()))
+        tracks = found.setdefault(key, _all_tracks(prior))
         tracks[row.quantity] = replace(
             tracks[row.quantity],
             mean=row.mean,
@@ -236,7 +258,14 @@ def estimates_from(rows: Iterable[EstimateRow], prior: PathEstimate) -> dict[Pat
             suspects=row.suspects,
             sampled_at_s=row.sampled_at_s,
         )
-    return {key: PathEstimate(tracks[SETUP], tracks[PACE], tracks[RESERVE]) for key, tracks in found.items()}
+    return {
+        key: PathEstimate(*(tracks[quantity] for quantity in (SETUP, PACE, RESERVE, RATIO, ENCODE, DECODE)))
+        for key, tracks in found.items()
+    }
+
+
+def _all_tracks(prior: PathEstimate) -> dict[str, Track]:
+    return {RATIO: prior.ratio, ENCODE: prior.encode, DECODE: prior.decode} | dict(prior.tracks())
 
 
 def dirty_after(before_Bps: float | None, sample_Bps: float) -> float:

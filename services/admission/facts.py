@@ -5,19 +5,24 @@ from __future__ import annotations
 import enum
 import math
 import re
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 
+from worldline.compressibility import Compressibility
 from worldline.errors import BadRequest
+from worldline.made import Made, faults_of
 from worldline.manifest import Descriptor, Fingerprint
 from worldline.move import require_id
-from worldline.plan import Placement
+from worldline.plan import DEVICE_CODECS, Placement
 from worldline.v1 import admission_service_pb2 as pb
 from worldline.v1 import engine_host_service_pb2 as host_pb
-from worldline.wire import address_from, descriptor_from, fingerprint_from
+from worldline.wire import address_from, descriptor_from, fingerprint_from, made_from
 
 MAX_SESSIONS = 10_000
 MAX_ENGINES = 1_024
 MAX_TRANSPORTS = 16
+MAX_PEERS = 1_024
+MAX_TEXT = 256
 # What the journal can keep, and what no epoch, incarnation or size ever reaches.
 MAX_NUMBER = (1 << 63) - 1
 
@@ -43,7 +48,7 @@ class HostState(enum.IntEnum):
 @dataclass(frozen=True, slots=True)
 class SessionFacts:
     """A session as its host reports it: S, dirty and cold bytes in bytes, `block_s` in seconds (0 before the first
-    block).
+    block), what a codec would leave of what is sent, if the host has looked, and what a move may make instead.
     """
 
     descriptor: Descriptor
@@ -55,6 +60,13 @@ class SessionFacts:
     cold_bytes: int = 0
     next_block: int = 0
     smoothed_Bps: float | None = None
+    made: tuple[Made, ...] = ()
+    compressibility: Compressibility | None = None
+
+    @property
+    def sent_bytes(self) -> int:
+        """Of S, what a move sends."""
+        return self.state_bytes - sum(item.size_bytes for item in self.made)
 
     @property
     def preset(self) -> str:
@@ -74,7 +86,11 @@ class SessionFacts:
 
 @dataclass(frozen=True)
 class HostFacts:
-    """What an engine host registered; `instance_id` tells processes apart, empty if it did not tell."""
+    """What an engine host registered; `instance_id` tells processes apart, empty if it did not tell.
+
+    `device_id` is empty for memory that movers map; `peers`: what its self-test says of each device that it sees;
+    `codecs`: those of its device.
+    """
 
     host_id: str
     incarnation: int
@@ -85,12 +101,15 @@ class HostFacts:
     presets: frozenset[str]
     budget_bytes: int
     instance_id: str
+    device_id: str = ""
+    peers: Mapping[str, str] = field(default_factory=dict)
+    codecs: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
 class MoverFacts:
-    """What a mover registered; `max_receives`, the seconds of a retransmit freeze on rdma and the bytes/s and threads
-    of its verification lane are 0 where it did not tell.
+    """What a mover registered; `max_receives`, the seconds of a retransmit freeze on rdma the bytes/s and threads of
+    its verification lane and the threads of its codec are 0 where it did not tell.
     """
 
     mover_id: str
@@ -102,6 +121,7 @@ class MoverFacts:
     verify_threads: int = 0
     placements: frozenset[Placement] = frozenset({Placement.PIPELINED})
     codecs: frozenset[str] = frozenset({"raw"})
+    codec_threads: int = 0
 
 
 def session_from(message: host_pb.SessionInfo) -> SessionFacts:
@@ -116,6 +136,7 @@ def session_from(message: host_pb.SessionInfo) -> SessionFacts:
         _require_number(number, f"session.{name}")
     if message.state not in host_pb.SessionState.values():
         raise BadRequest(f"session.state {message.state} is unknown", violations={"session.state": "unknown"})
+    made = _made_from(message)
     return SessionFacts(
         descriptor,
         HostState(message.state),
@@ -125,7 +146,29 @@ def session_from(message: host_pb.SessionInfo) -> SessionFacts:
         message.block_s,
         message.cold_bytes,
         message.next_block,
+        compressibility=_compressibility_from(message, made),
+        made=made,
     )
+
+
+def _compressibility_from(message: host_pb.SessionInfo, made: tuple[Made, ...]) -> Compressibility | None:
+    """What a codec leaves of what is sent: what is made is in the host's sample, but leaves nothing there."""
+    if not message.HasField("compressibility"):
+        return None
+    told = message.compressibility
+    sent_bytes = message.state_bytes - sum(item.size_bytes for item in made)
+    ratio = min(1.0, told.ratio * message.state_bytes / sent_bytes) if made and sent_bytes else told.ratio
+    return Compressibility(ratio, told.encode_bytes_per_s, told.decode_bytes_per_s)
+
+
+def _made_from(message: host_pb.SessionInfo) -> tuple[Made, ...]:
+    made = made_from(message.made)
+    what = faults_of(made)
+    if not what and made and made[-1].end > message.state_bytes:
+        what = f"a made stretch that ends at {made[-1].end} leaves a state of {message.state_bytes} bytes"
+    if what:
+        raise BadRequest(f"session.made was refused: {what}", violations={"session.made": what})
+    return made
 
 
 def status_from(message: pb.EngineHostStatus) -> dict[str, SessionFacts]:
@@ -133,6 +176,11 @@ def status_from(message: pb.EngineHostStatus) -> dict[str, SessionFacts]:
     if len(message.sessions) > MAX_SESSIONS:
         what = f"{len(message.sessions)} sessions; at most {MAX_SESSIONS} are taken"
         raise BadRequest(f"the status was refused: {what}", violations={"status.sessions": what})
+    if len(message.presets) > MAX_ENGINES:
+        what = f"{len(message.presets)} presets; at most {MAX_ENGINES} are taken"
+        raise BadRequest(f"the status was refused: {what}", violations={"status.presets": what})
+    for entry in message.presets:
+        require_amount(entry.first_touch_s, "status.presets.first_touch_s")
     sessions = [session_from(item) for item in message.sessions]
     return {session.descriptor.session_id: session for session in sessions}
 
@@ -158,7 +206,25 @@ def host_from(message: pb.EngineHostRegistration) -> HostFacts:
         frozenset(message.engines),
         message.budget_bytes,
         message.instance_id,
+        _text(message.device_id, "registration.device_id"),
+        _peers_from(message.peers),
+        frozenset(message.codecs) & frozenset(DEVICE_CODECS),
     )
+
+
+def _peers_from(told: Collection[pb.PeerAccess]) -> dict[str, str]:
+    if len(told) > MAX_PEERS:
+        what = f"at most {MAX_PEERS} devices"
+        raise BadRequest("the peers were refused", violations={"registration.peers": what})
+    return {_text(peer.device_id, "registration.peers"): _text(peer.verdict, "registration.peers") for peer in told}
+
+
+def _text(value: str, field_name: str) -> str:
+    """At most `MAX_TEXT` characters. Raises BadRequest naming the field."""
+    if len(value) > MAX_TEXT:
+        what = f"at most {MAX_TEXT} characters"
+        raise BadRequest(f"{field_name} was refused: {what}", violations={field_name: what})
+    return value
 
 
 def mover_from(message: pb.MoverRegistration) -> MoverFacts:
@@ -181,6 +247,7 @@ def mover_from(message: pb.MoverRegistration) -> MoverFacts:
         message.verify_threads,
         placements or frozenset({Placement.PIPELINED}),
         frozenset(message.codecs) | {"raw"},
+        message.codec_threads,
     )
 
 

@@ -61,7 +61,7 @@ def closed(record: MoveRecord, at_s: float) -> None:
     }
     _DURATION.record(max(0.0, at_s - record.requested_at_s), attributes)
     if record.phase is Phase.MOVED:
-        _IO.add(record.state_bytes, attributes)
+        _IO.add(record.state_bytes - record.plan.made_bytes, attributes)
         if record.stages.downtime_s:
             _DOWNTIME.record(record.stages.downtime_s, attributes)
     elif record.state.reason in _DIFFERED:

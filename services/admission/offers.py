@@ -1,46 +1,71 @@
 """What a plan between two movers may be made of: their transports, placements and codecs, with what was measured.
 
 The default way is always offered. Another one is offered once it was measured on this path, or where the caller pins
-it: what nobody has tried is no alternative to what works.
+it: what nobody has tried is no alternative to what works. A coded way is its raw way with a codec beside it: it is
+offered once the raw way was measured and somebody knows what the codec leaves, from a sample or from moves.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from admission.facts import MoverFacts
+from admission.carriage import is_staged, staged_because
+from admission.coding import codec_for
+from admission.facts import HostFacts, MoverFacts
 from admission.profile import Profile
 from admission.rules import Codec, Path
-from worldline.manifest import Fingerprint
-from worldline.plan import Placement
+from worldline.compressibility import Compressibility
+from worldline.plan import DEVICE_CODECS, Placement
 
 RAW = "raw"
 
 
 @dataclass(frozen=True, slots=True)
 class Pins:
-    """What a caller pins; "" and None leave it to admission."""
+    """What a caller pins; "" and None leave it to admission.
+
+    `on_device`: the state lies on a GPU; `staged_because`: why it goes through host memory, if it must;
+    `device_codecs`: those that both devices have.
+    """
 
     transport: str = ""
     placement: Placement | None = None
     codec: str = ""
+    on_device: bool = False
+    staged_because: str = ""
+    device_codecs: frozenset[str] = frozenset()
 
 
 # Links between GPUs carry this in less time than a call takes, and whatever is done for each chunk is done less often.
 DEVICE_CHUNK_BYTES = 32 << 20
 
 
-def pins_for(source: Fingerprint, pins: Pins) -> Pins:
-    """What is left to choose: state on a GPU is carried by its engine hosts, and no mover can map it."""
-    if source.fields.get("device", "cpu") == "cpu":
-        return pins
-    return Pins(pins.transport or "local", pins.placement or Placement.DEVICE, pins.codec or RAW)
+def pins_for(source: HostFacts, destination: HostFacts, pins: Pins) -> Pins:
+    """What is left to choose: no mover can map state on a GPU. Its engine hosts carry it, or it is staged."""
+    codecs = source.codecs & destination.codecs
+    if pins.codec in DEVICE_CODECS:
+        pins = replace(pins, placement=pins.placement or Placement.DEVICE)
+    if source.fingerprint.fields.get("device", "cpu") == "cpu":
+        return replace(pins, device_codecs=codecs)
+    default = "local" if source.mover_id == destination.mover_id else ""
+    return Pins(
+        pins.transport or default,
+        pins.placement or Placement.DEVICE,
+        pins.codec or RAW,
+        on_device=True,
+        staged_because=staged_because(source, destination),
+        device_codecs=codecs,
+    )
 
 
-def chunk_bytes_for(pins: Pins, chunk_bytes: int) -> int:
-    """The size of chunks, where `chunk_bytes` is what fits other placements."""
-    return max(chunk_bytes, DEVICE_CHUNK_BYTES) if pins.placement is Placement.DEVICE else chunk_bytes
+def chunk_bytes_for(path: Path, pins: Pins, chunk_bytes: int) -> int:
+    """The size of chunks on a path, where `chunk_bytes` is what fits movers."""
+    (placement,), (codec,) = path.placements, path.codecs
+    carried_by_hosts = placement is Placement.DEVICE and not is_staged(
+        path.transport, placement, codec.name if codec else RAW, pins.staged_because
+    )
+    return max(chunk_bytes, DEVICE_CHUNK_BYTES) if carried_by_hosts else chunk_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,16 +76,30 @@ class _Way:
 
 
 def paths_between(
-    profile: Profile, source_mover: str, destination_mover: str, movers: tuple[MoverFacts, ...], pins: Pins
+    profile: Profile,
+    source_mover: str,
+    destination_mover: str,
+    movers: tuple[MoverFacts, ...],
+    pins: Pins,
+    sample: Compressibility | None = None,
 ) -> tuple[Path, ...]:
-    """The ways from one mover to another, the default first; at least that one. `movers`: those that registered."""
+    """The ways from one mover to another, the default first; at least that one. `movers`: those that registered, the
+    source's first. `sample`: what a codec would leave of the session.
+    """
     together = source_mover == destination_mover
     found: list[Path] = []
     for way in _ways(movers, pins, together=together):
-        measured = profile.path(source_mover, destination_mover, way.transport, way.placement, way.codec)
+        measured = profile.path(source_mover, destination_mover, way.transport, way.placement)
         if found and measured.samples <= 0:
             continue
-        refusal = _refusal(way, movers)
+        codec = None
+        if way.codec != RAW:
+            known = profile.codec(source_mover, destination_mover, way.transport, way.placement, way.codec)
+            codec = codec_for(way.codec, sample, known, movers)
+            if codec is None and found:
+                continue
+            codec = codec or Codec(way.codec)
+        refusal = _refusal(way, movers) or _carrier_refusal(way, pins)
         if way.transport == "local" and not together:
             apart = f"{source_mover} and {destination_mover}"
             refusal = f"transport local needs both hosts beside one mover, not {apart}"
@@ -72,7 +111,7 @@ def paths_between(
                 refusal,
                 retransmit_floor_s=_retransmit_floor_s(way.transport, movers),
                 placements=(way.placement,),
-                codecs=(None if way.codec == RAW else Codec(way.codec),),
+                codecs=(codec,),
                 verified=measured.samples > 0,
             )
         )
@@ -103,10 +142,22 @@ def _refusal(way: _Way, movers: tuple[MoverFacts, ...]) -> str:
             f"placement {way.placement.name}",
             {mover.mover_id for mover in movers if way.placement not in mover.placements},
         ),
-        (f"codec {way.codec!r}", {mover.mover_id for mover in movers if way.codec not in mover.codecs}),
+        (
+            f"codec {way.codec!r}",
+            {mover.mover_id for mover in movers if way.codec not in (*mover.codecs, *DEVICE_CODECS)},
+        ),
     ):
         if lacks:
             return f"{what} is not offered by {' and '.join(sorted(lacks))}"
+    return ""
+
+
+def _carrier_refusal(way: _Way, pins: Pins) -> str:
+    """Why nobody carries a state this way, in words; "" if somebody does. What movers take is in `mover.carriers`."""
+    if pins.on_device and way.placement is not Placement.DEVICE:
+        return f"state on a device cannot be mapped by movers for placement {way.placement.name}: use DEVICE"
+    if way.codec in DEVICE_CODECS and way.codec not in pins.device_codecs:
+        return f"codec {way.codec!r} is not on the devices of both hosts"
     return ""
 
 

@@ -129,6 +129,7 @@ class Opener:
                     "admission.predicted_s": verdict.predicted_s,
                     "admission.slack_s": verdict.slack_s,
                     "transport.selected": decision.plan.transport,
+                    "move.staged": decision.staged_by,
                 },
             )
         return decision
@@ -146,6 +147,7 @@ class Opener:
             predicted_s=verdict.predicted_s,
             slack_s=verdict.slack_s,
             made_bytes=decision.plan.made_bytes,
+            staged=decision.staged_by,
         )
 
     def _open(self, record: MoveRecord, decision: Decision, faults: tuple[Fault, ...], asked_s: float) -> MoveRecord:

@@ -133,14 +133,11 @@ class Planner:
     def seconds(self, decision: Decision) -> float:
         """What a move takes on average, reserving included."""
         plan = decision.plan
-        path = self.decider.profile.path(
-            decision.source.facts.mover_id,
-            decision.destination.facts.mover_id,
-            plan.transport,
-            plan.placement,
-            plan.codec,
-        )
-        return path.fair_reserve_s + path.fair_setup_s + decision.facts.state_bytes / path.fair_bandwidth_Bps
+        profile, movers = self.decider.profile, (decision.source.facts.mover_id, decision.destination.facts.mover_id)
+        path = profile.path(*movers, plan.transport, plan.placement, plan.codec)
+        if not path.samples:  # a codec that was not tried there: its raw way takes no less
+            path = profile.path(*movers, plan.transport, plan.placement)
+        return path.fair_reserve_s + path.fair_setup_s + decision.facts.sent_bytes / path.fair_bandwidth_Bps
 
     def _transfer(self, step: StepRow) -> Transfer:
         fleet = self.decider.fleet

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from admission.coding import CodedMove, MeasuredCodec
 from admission.estimators import EstimateRow, PathEstimate, PathKey, estimates_from, idiom, rows_of
 from worldline.move import StageTimes
 from worldline.plan import Placement, Plan
@@ -63,12 +64,31 @@ class Profile:
             found.setup.weight,
         )
 
+    def codec(
+        self, source_mover: str, destination_mover: str, transport: str, placement: Placement, codec: str
+    ) -> MeasuredCodec | None:
+        """The codec as coded moves on the path measured it; None before one did."""
+        found = self._estimate(PathKey(source_mover, destination_mover, idiom(transport, placement, codec)))
+        if not (found.ratio.weight and found.encode.weight and found.decode.weight):
+            return None
+        bounds = (track.bound(self._clock(), self._half_life_s) for track in (found.ratio, found.encode, found.decode))
+        ratio, encode_s_per_byte, decode_s_per_byte = bounds
+        return MeasuredCodec(min(ratio, 1.0), 1 / encode_s_per_byte, 1 / decode_s_per_byte)
+
     def after(
-        self, source_mover: str, destination_mover: str, plan: Plan, state_bytes: int, stages: StageTimes
+        self,
+        source_mover: str,
+        destination_mover: str,
+        plan: Plan,
+        state_bytes: int,
+        stages: StageTimes,
+        coded: CodedMove | None = None,
     ) -> tuple[EstimateRow, ...]:
         """The path after one more completed move, as rows to keep; `keep` takes them over."""
         key = PathKey(source_mover, destination_mover, idiom(plan.transport, plan.placement, plan.codec))
-        return rows_of(key, self._estimate(key).after(state_bytes, stages, self._clock(), self._half_life_s))
+        now_s = self._clock()
+        estimate = self._estimate(key).after(state_bytes, stages, now_s, self._half_life_s)
+        return rows_of(key, estimate.coded(coded, now_s, self._half_life_s) if coded else estimate)
 
     def probed(self, key: PathKey, pace_s_per_byte: float) -> tuple[EstimateRow, ...]:
         """The path after a probe, as rows to keep; `keep` takes them over."""

@@ -15,7 +15,7 @@ from worldline import wire
 from worldline.contract import MAX_HORIZON_S
 from worldline.errors import BadRequest, NotAllowed
 from worldline.move import Fault, require_id, require_uuid
-from worldline.plan import CODECS, Placement
+from worldline.plan import ALL_CODECS, DEVICE_CODECS, Placement
 from worldline.v1 import admission_service_pb2 as pb
 from worldline.v1 import move_pb2
 
@@ -35,9 +35,12 @@ def ask_from(request: pb.RequestMoveRequest | pb.EvaluateMoveRequest) -> Ask:
     if request.placement not in (0, *Placement):
         what = f"one of {', '.join(item.name for item in Placement)} is needed"
         raise BadRequest(f"placement {request.placement} is unknown", violations={"placement": what})
-    if request.codec not in ("", *CODECS):
-        what = f"one of {', '.join(CODECS)} is needed"
+    if request.codec not in ("", *ALL_CODECS):
+        what = f"one of {', '.join(ALL_CODECS)} is needed"
         raise BadRequest(f"codec {request.codec[:32]!r} is not built in: {what}", violations={"codec": what})
+    if request.codec in DEVICE_CODECS and request.placement not in (0, Placement.DEVICE):
+        what = f"{request.codec} is at work on devices: placement DEVICE, or none, is needed"
+        raise BadRequest(f"codec {what}", violations={"placement": what})
     return Ask(
         require_id(request.session_id, "session_id"),
         require_id(request.destination_host_id, "destination_host_id") if request.destination_host_id else "",

@@ -66,7 +66,7 @@ def _glances(
         told, status = host.facts, host.status
         mover_id = told.mover_id
         if mover_id not in movers:
-            movers[mover_id] = _mover(mover_id, source.facts.mover_id, state_bytes, traffic, sight)
+            movers[mover_id] = _mover(mover_id, source.facts.mover_id, facts.sent_bytes, traffic, sight)
         known, busy, takes_s = movers[mover_id]
         free_bytes = status.free_bytes
         fits = known and free_bytes >= state_bytes and not status.draining and preset in told.presets
@@ -80,11 +80,11 @@ def _glances(
 
 
 def _mover(
-    mover_id: str, source_mover: str, state_bytes: int, traffic: Traffic, sight: Sight
+    mover_id: str, source_mover: str, sent_bytes: int, traffic: Traffic, sight: Sight
 ) -> tuple[bool, bool, float]:
     """Whether a mover has registered, whether it is at its cap, and the seconds that a move to it would take."""
     mover = sight.fleet.mover(mover_id)
     path = sight.profile.path(source_mover, mover_id, "local" if mover_id == source_mover else "tcp")
     cap = mover.facts.max_receives if mover else 0
     busy = bool(cap) and len(traffic.into_mover.get(mover_id, ())) >= cap
-    return mover is not None, busy, path.setup_s + state_bytes / path.bandwidth_Bps
+    return mover is not None, busy, path.setup_s + sent_bytes / path.bandwidth_Bps

@@ -34,6 +34,7 @@ class Held:
         state_bytes, record = self.lease.slot_bytes, self.record
         if record is None or record.plan is None:
             return PortMove(self.lease.move_id, state_bytes, 0.0, self.move.left_s)
+        state_bytes -= record.plan.made_bytes
         setup_s = max(record.verdict.predicted_s - state_bytes / bandwidth_Bps, 0.0)
         horizon_s = min(record.plan.deadline_s, record.plan.max_freeze_s)
         return PortMove(record.move_id, state_bytes, horizon_s, setup_s)

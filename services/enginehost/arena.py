@@ -13,7 +13,7 @@ import torch
 
 from enginehost.charge import Budget as Budget
 from enginehost.charge import Charge
-from enginehost.device import Checksums, Span
+from enginehost.device import Checksums, Saved, Span
 from worldline import pages
 from worldline.crc import crc32
 from worldline.errors import Exhausted
@@ -93,6 +93,13 @@ class Arena:
         """CRC-32 of all of it, on this thread."""
         with memoryview(self.map) as region:
             return crc32(region)
+
+    def save(self, to: int, pieces: Sequence[Chunk]) -> Saved:
+        """See `enginehost.device.Memory`."""
+        self.copy([Span(to, self.address, self.size_bytes)])
+        copied = memoryview((ctypes.c_char * self.size_bytes).from_address(to)).cast("B")
+        read_back = tuple(crc32(copied[piece.offset : piece.offset + piece.size_bytes]) for piece in pieces)
+        return Saved(tuple(self.crcs(pieces).chunks), read_back)
 
     def read_only_fd(self) -> int:
         """A new descriptor of the same memory, opened for reading.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 from worldline.errors import Exhausted
 
@@ -28,10 +29,11 @@ class Charge:
 
 
 class Budget:
-    """Bytes that slots may take."""
+    """Bytes that slots may take. `spare` is asked for that many more bytes where too few are free."""
 
     def __init__(self, total_bytes: int) -> None:
         self.total_bytes = total_bytes
+        self.spare: Callable[[int], bool] = _nothing
         self._used_bytes = 0
         self._lock = threading.Lock()
 
@@ -46,9 +48,9 @@ class Budget:
         Raises:
             Exhausted: fewer are free.
         """
-        with self._lock:
-            if size_bytes > self.total_bytes - self._used_bytes:
-                free = self.total_bytes - self._used_bytes
+        while (charge := self.take_free(size_bytes)) is None:
+            free = self.free_bytes
+            if not self.spare(size_bytes - free):
                 raise Exhausted(
                     f"{what} needs {size_bytes} bytes, but {free} of {self.total_bytes} are free on this host",
                     reason="MEMORY_BUDGET",
@@ -56,9 +58,21 @@ class Budget:
                     violations={"budget_bytes": f"{size_bytes} wanted, {free} free"},
                     retry_after_s=RETRY_AFTER_S,
                 )
+        return charge
+
+    def take_free(self, size_bytes: int) -> Charge | None:
+        """Take bytes that are free now, asking nobody to spare any; None if there are too few."""
+        with self._lock:
+            if size_bytes > self.total_bytes - self._used_bytes:
+                return None
             self._used_bytes += size_bytes
         return Charge(self, size_bytes)
 
     def _give_back(self, size_bytes: int) -> None:
         with self._lock:
             self._used_bytes -= size_bytes
+
+
+def _nothing(_: int) -> bool:
+    """There is nothing to spare."""
+    return False

@@ -12,16 +12,22 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 import torch
 
 from enginehost.arena import Arena
 from enginehost.charge import Charge
-from enginehost.device import Memory, Pulled
+from enginehost.device import Crossing, Frames, Memory, Pulled
 from worldline import pages
 from worldline.buffers import address_of
+from worldline.crc import crc32
 from worldline.errors import BadRequest, Cancelled, Precondition
 from worldline.plan import Chunk
+
+if TYPE_CHECKING:
+    from enginehost.staging import Buffer
 
 _BUDGET_BYTES = 8 << 30
 
@@ -31,6 +37,8 @@ class Cpu:
 
     torch_device = torch.device("cpu")
     device_id = ""
+    peers: Mapping[str, str] = MappingProxyType({})
+    frames: Frames | None = None
 
     def budget_bytes(self) -> int:
         """8 GiB: a host shares the machine's memory with others."""
@@ -65,6 +73,24 @@ class Cpu:
                 violations={"source_region.device": "not memory that a CPU can map"},
             )
         return Mapped(descriptor, size_bytes)
+
+    def pin(self, address: int, size_bytes: int) -> None:
+        """A CPU copies all memory alike."""
+
+    def unpin(self, address: int) -> None:
+        """See `pin`."""
+
+    def read_from(self, buffer: Buffer) -> FromBuffer:
+        """See `Device`."""
+        return FromBuffer(buffer)
+
+    def crossing(self) -> AbstractContextManager[Crossing]:
+        """See `Device`."""
+        return nullcontext(Here())
+
+    def checksums(self, address: int, chunks: Sequence[Chunk]) -> list[int]:
+        """On this thread."""
+        return [crc32(ctypes.string_at(address + chunk.offset, chunk.size_bytes)) for chunk in chunks]
 
     def prepare(self, chunks: Sequence[Chunk]) -> None:
         """Nothing is needed."""
@@ -103,22 +129,11 @@ class Mapped:
         self, into: Memory, chunks: Sequence[Chunk], *, flip: Collection[int], wanted: Callable[[], bool]
     ) -> Pulled:
         """See `Attached`."""
-        started_s = time.monotonic()
         with self._using:
             if self._map is None:
                 raise Cancelled("the source's region is not mapped any more", reason="CANCELLED")
             with memoryview(self._map) as region:
-                source = address_of(region)
-                for chunk in chunks:
-                    if not wanted():
-                        raise Cancelled("the caller has left", reason="CANCELLED")
-                    ctypes.memmove(into.address + chunk.offset, source + chunk.offset, chunk.size_bytes)
-            for chunk in chunks:
-                if chunk.index in flip:
-                    into.tensor()[chunk.offset : chunk.offset + 1].bitwise_xor_(1)
-        copied_s = time.monotonic()
-        crcs = into.crcs(chunks).chunks
-        return Pulled(crcs, copied_s - started_s, time.monotonic() - copied_s)
+                return _pull(address_of(region), into, chunks, flip, wanted)
 
     def close(self) -> None:
         """See `Attached`."""
@@ -126,6 +141,56 @@ class Mapped:
             mapped, self._map = self._map, None
             if mapped is not None:
                 mapped.close()
+
+
+class Here:
+    """See `enginehost.device.Crossing`: done at once."""
+
+    def copy(self, to: torch.Tensor, source: torch.Tensor) -> None:
+        """See `Crossing`."""
+        to.copy_(source)
+
+    def mark(self) -> Callable[[], None]:
+        """See `Crossing`."""
+        return lambda: None
+
+
+class FromBuffer:
+    """See `enginehost.device.Attached`: a buffer of this process."""
+
+    def __init__(self, buffer: Buffer) -> None:
+        self._buffer: Buffer | None = buffer
+
+    def pull(
+        self, into: Memory, chunks: Sequence[Chunk], *, flip: Collection[int], wanted: Callable[[], bool]
+    ) -> Pulled:
+        """See `Attached`."""
+        buffer = self._buffer
+        if buffer is None:
+            raise Cancelled("nothing is pulled from this buffer any more", reason="CANCELLED")
+        with buffer.using() as address:
+            return _pull(address, into, chunks, flip, wanted)
+
+    def close(self) -> None:
+        """See `Attached`."""
+        self._buffer = None
+
+
+def _pull(
+    source: int, into: Memory, chunks: Sequence[Chunk], flip: Collection[int], wanted: Callable[[], bool]
+) -> Pulled:
+    started_s = time.monotonic()
+    for chunk in chunks:
+        if not wanted():
+            raise Cancelled("the caller has left", reason="CANCELLED")
+        if not chunk.fill:
+            ctypes.memmove(into.address + chunk.offset, source + chunk.offset, chunk.size_bytes)
+    for chunk in chunks:
+        if chunk.index in flip:
+            into.tensor()[chunk.offset : chunk.offset + 1].bitwise_xor_(1)
+    copied_s = time.monotonic()
+    crcs = into.crcs(chunks).chunks
+    return Pulled(crcs, copied_s - started_s, time.monotonic() - copied_s)
 
 
 def _cpu_model() -> str:

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import os
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
-from enginehost import tree
-from enginehost.device import Attached, Pulled
+from enginehost.agreement import landing_of, require_attested, require_bound, require_of, require_pulled
+from enginehost.coded import CodedBuffer, frames_of
+from enginehost.device import Pulled
 from enginehost.host import Host, fenced
+from enginehost.loading import load
+from enginehost.motion import make
 from enginehost.ownership import MAX_PAST, State
-from enginehost.regions import fetch
-from enginehost.session import Copy, Landing, Session
-from enginehost.slots import Slot
+from enginehost.session import Landing, Session
+from enginehost.shadow import PullFrom, attach, open_buffer, open_slot, reserve
 from worldline import telemetry
+from worldline.codec.parts import Part
 from worldline.errors import (
     BadRequest,
     DataLoss,
@@ -24,14 +27,13 @@ from worldline.errors import (
     NotAllowed,
     Precondition,
     Unauthenticated,
-    Unavailable,
     WrongState,
 )
 from worldline.layout import Layout
 from worldline.manifest import Descriptor, Fingerprint, Manifest
-from worldline.move import Fence, RegionRef
-from worldline.plan import Placement, Plan
-from worldline.receipt import Receipt, Side, chunk_mismatch, differing_chunks, require_match
+from worldline.move import Fence
+from worldline.plan import DEVICE_CODECS, Placement, Plan
+from worldline.receipt import Receipt, Side, chunk_mismatch, differing_chunks
 
 _log = telemetry.log("destination")
 
@@ -42,14 +44,6 @@ class Staged:
 
     ticket: bytes
     prefault_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class PullFrom:
-    """The source's region that a slot is to be filled from, and the plan of that."""
-
-    region: RegionRef
-    plan: Plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,13 +70,15 @@ class Destination:
         fingerprint: Fingerprint,
         timeout_s: float,
         pull: PullFrom | None = None,
+        plan: Plan | None = None,
     ) -> Staged:
         """Reserve and prefault a shadow slot. Everything is checked before memory is taken.
 
-        With `pull`, the source's region is mapped for this host to pull from.
+        With `pull`, the source's region is mapped for this host to pull from, or the ticket is for a buffer. What
+        `plan` makes is made here.
 
         Raises:
-            Exhausted: the budget does not allow it.
+            Exhausted: the budget does not allow it; STAGING_MEMORY.
             Mismatch: fingerprint, engine version or size; every difference is listed.
         """
         host = self._host
@@ -100,9 +96,11 @@ class Destination:
                 staged = session.ownership.stage(fence)
                 again = staged is session.ownership
             if not again:
-                copy, prefault_s = self._reserve(layout, descriptor, fingerprint)
+                copy, prefault_s = reserve(host, layout, descriptor, fingerprint)
                 try:
-                    attached = None if pull is None else self._attach(pull, layout)
+                    if plan is not None:
+                        make(copy.slot, plan)
+                    attached = None if pull is None else attach(host, session, fence, pull, layout)
                 except BaseException:
                     copy.slot.close()
                     raise
@@ -115,25 +113,12 @@ class Destination:
             with session.cond:
                 session.staged_at_s = time.monotonic()
             # Nobody else writes into a slot that is pulled into.
-            ticket = b"" if pull else host.regions.issue(fence.move_id, lambda: _writable(session, fence.move_id))
+            open_region = open_slot if pull is None else open_buffer if pull.region is None else None
+            ticket = b""
+            if open_region is not None:
+                ticket = host.regions.issue(fence.move_id, partial(open_region, session, fence.move_id))
         _log.info("staged", session_id=fence.session_id, move_id=fence.move_id, region_bytes=layout.region_bytes)
         return Staged(ticket, prefault_s)
-
-    def _attach(self, pull: PullFrom, layout: Layout) -> Attached:
-        host, region = self._host, pull.region
-        host.device.prepare(pull.plan.chunks(layout.region_bytes))
-        try:
-            descriptor = fetch(host.settings.regions_dir / f"{region.host_id}.sock", region.ticket)
-        except OSError as error:
-            raise Unavailable(
-                f"engine host {region.host_id} does not hand over its region: {error}. Both hosts need one regions_dir",
-                reason="REGION_UNREACHABLE",
-                retry_after_s=1.0,
-            ) from None
-        try:
-            return host.device.attach(descriptor, layout.region_bytes, region.device_id)
-        finally:
-            os.close(descriptor)
 
     @fenced
     def pull(
@@ -145,10 +130,14 @@ class Destination:
         flip: Collection[int],
         wanted: Callable[[], bool],
         timeout_s: float,
+        parts: tuple[Part, ...] = (),
     ) -> Pulled:
         """Copy chunks (all if `indexes` is empty) from the source's mapped region, and take their CRC-32 in the slot.
 
+        With a codec of the device, `parts` lie in the move's buffer, and all of the state is decoded from them.
+
         Raises:
+            DataLoss: PART_MISMATCH.
             NotAllowed: bits to flip, on a host that injects no faults.
             WrongState: nothing is mapped for this move (any more).
         """
@@ -169,34 +158,14 @@ class Destination:
             if any(index >= len(chunks) for index in indexes):
                 what = f"the plan has {len(chunks)} chunks"
                 raise BadRequest(f"chunks {list(indexes)[:8]}: {what}", violations={"chunks": what})
-            wanted_chunks = [chunks[index] for index in sorted({*indexes})] or chunks
+            # What is asked for by name is copied, also if it is the plan's to make: it was found to differ.
+            wanted_chunks = [replace(chunks[index], fill=b"") for index in sorted({*indexes})] or chunks
+            if plan.codec in DEVICE_CODECS:
+                device, buffer = self._host.device, session.staged_through(fence.move_id)
+                attached = CodedBuffer(device, frames_of(device, plan.codec), buffer, parts)
             pulled = attached.pull(slot.arena, wanted_chunks, flip=flip, wanted=wanted)
             session.pulled.update({chunk.index: crc for chunk, crc in zip(wanted_chunks, pulled.crcs, strict=True)})
             return pulled
-
-    def _reserve(self, layout: Layout, descriptor: Descriptor, fingerprint: Fingerprint) -> tuple[Copy, float]:
-        host = self._host
-        host.require_open()
-        host.require_room()
-        engine, preset = host.engine(descriptor.engine, descriptor.preset)
-        if engine.version != descriptor.engine_version:
-            what = f"{descriptor.engine_version!r} there, {engine.version!r} here"
-            raise Mismatch(
-                f"engine {engine.name} is {what}",
-                reason="ENGINE_VERSION_MISMATCH",
-                violations={"descriptor.engine_version": what},
-            )
-        # Exact for every tier: weaker ones have no rule of their own yet.
-        mine = host.fingerprints.of(engine.name, preset.name)
-        mine.require_equal(fingerprint)
-        if layout.region_bytes > preset.state_bytes:
-            what = f"{layout.region_bytes} bytes, but preset {preset.name} has at most {preset.state_bytes}"
-            raise Mismatch(f"the layout has {what}", reason="LAYOUT_MISMATCH", violations={"layout.region_bytes": what})
-        tree.skeleton(layout)
-        charge = host.budget.reserve(layout.region_bytes, f"staging session {descriptor.session_id}")
-        started_s = time.monotonic()
-        slot = Slot(descriptor.session_id, layout, charge, host.device)
-        return Copy(descriptor, engine, preset, mine, slot), time.monotonic() - started_s
 
     @fenced
     def attest(
@@ -215,14 +184,16 @@ class Destination:
         session = self._host.sessions.get(fence.session_id)
         copy = session.require_copy()
         layout = copy.slot.layout
-        _require_of(manifest, copy, fence)
+        require_of(manifest, copy, fence)
         with session.cond:
             session.ownership.require("attest", fence, State.STAGED, State.READY)
             again = fence.move_id in session.landings
         if plan.placement is Placement.DEVICE and not again:
             with self._host.sessions.verb(fence.session_id, timeout_s):
-                _require_pulled(session, chunk_crcs)
+                require_pulled(session, chunk_crcs)
                 session.detach()
+                # The mover had it unmapped before it asked for this.
+                session.unstage(fence.move_id, unmapped=True)
         else:
             session.detach()
         receipt = self._host.receipt(Side.DESTINATION, fence, layout, manifest, plan, chunk_crcs)
@@ -233,7 +204,16 @@ class Destination:
                 session.landings[fence.move_id] = Landing(manifest, plan, receipt)
             elif before.receipt != receipt:
                 raise Mismatch(f"move {fence.move_id} has attested something else here", reason="RECEIPT_MISMATCH")
+        if not again:
+            self._host.ahead.do(partial(self._prepare, fence))
         return receipt
+
+    def _prepare(self, fence: Fence) -> None:
+        """Load the attested copy, while source and admission still talk: the commit then checks its bytes and swaps."""
+        with self._host.sessions.verb(fence.session_id, 0.0) as session:
+            session.ownership.require("load", fence, State.STAGED)
+            copy = session.require_copy()
+            session.prepared = load(copy.engine, copy.preset, copy.slot)
 
     @fenced
     def verify(self, fence: Fence, source: Receipt, timeout_s: float) -> Verified:
@@ -241,8 +221,8 @@ class Destination:
         self._host.sessions.get(fence.session_id)
         with self._host.sessions.verb(fence.session_id, timeout_s) as session:
             session.ownership.require("verify", fence, State.STAGED, State.READY)
-            landing = _landing(session, fence)
-            _require_bound(landing, source)
+            landing = landing_of(session, fence)
+            require_bound(landing, source)
             return self._check(session, landing, source)
 
     def _check(self, session: Session, landing: Landing, source: Receipt) -> Verified:
@@ -253,7 +233,9 @@ class Destination:
 
     @fenced
     def commit(self, fence: Fence, grant: bytes, source: Receipt, timeout_s: float) -> tuple[Landing, int]:
-        """Take the session: re-verify every byte, rehydrate, swap. Returns what landed and the epoch from now on.
+        """Take the session: re-verify every byte, rehydrate if that was not done ahead, swap.
+
+        Returns what landed and the epoch from now on.
 
         Raises:
             DataLoss: bytes differ, or make no session; the copy is dropped for good.
@@ -266,7 +248,7 @@ class Destination:
             with session.cond:
                 ready = session.ownership.commit(fence)
                 again = ready is session.ownership
-            landing = _landing(session, fence)
+            landing = landing_of(session, fence)
             if not hmac.compare_digest(hashlib.sha256(grant).digest(), landing.manifest.grant_digest):
                 raise Unauthenticated(
                     "this is not the grant of the frozen state: only the source's Release gives it",
@@ -274,7 +256,7 @@ class Destination:
                 )
             if again:
                 return landing, landing.manifest.epoch + 1
-            _require_attested(session, landing, source)
+            require_attested(session, landing, source)
             landing = self._install(session, fence, landing, source)
             with session.cond:
                 session.ownership = ready
@@ -309,8 +291,8 @@ class Destination:
             )
         verified_s = time.monotonic()
         try:
-            runner = copy.engine.load(copy.preset.name, copy.slot.rehydrate())
-            session.install(copy, runner, landing.manifest.block_index)
+            loaded = session.prepared or load(copy.engine, copy.preset, copy.slot)
+            session.install(copy, loaded, landing.manifest.block_index)
         except Exception as error:
             _log.error("the engine refused a verified state", session_id=session.session_id, exc_info=True)
             self._refuse(session, fence)
@@ -356,77 +338,3 @@ class Destination:
                 session.let_go()
         self._host.regions.revoke(fence.move_id)
         return State.NOTHING
-
-
-def _writable(session: Session, move_id: str) -> int:
-    with session.cond:
-        if session.ownership.state is not State.STAGED or session.ownership.move_id != move_id:
-            raise WrongState(f"move {move_id} has nothing staged here")
-        session.staged_at_s = time.monotonic()
-        return session.require_copy().slot.arena.writable_fd()
-
-
-def _landing(session: Session, fence: Fence) -> Landing:
-    landing = session.landings.get(fence.move_id)
-    if landing is None:
-        raise WrongState(
-            f"move {fence.move_id} has not been attested here: its bytes have not landed", reason="NOT_ATTESTED"
-        )
-    return landing
-
-
-def _require_of(manifest: Manifest, copy: Copy, fence: Fence) -> None:
-    """Refuse a manifest that is not of the staged copy. Raises Mismatch with each difference."""
-    pairs: dict[str, tuple[object, object]] = {
-        "session_id": (manifest.session_id, fence.session_id),
-        "epoch": (manifest.epoch, fence.epoch),
-        "layout_digest": (manifest.layout_digest, copy.slot.layout.digest),
-        "descriptor_digest": (manifest.descriptor_digest, copy.descriptor.digest),
-        "fingerprint_digest": (manifest.fingerprint_digest, copy.fingerprint.digest),
-        "tier": (manifest.tier, copy.descriptor.contract.tier),
-    }
-    differences = {
-        f"manifest.{name}": f"{_shown(given)} given, {_shown(staged)} staged"
-        for name, (given, staged) in pairs.items()
-        if given != staged
-    }
-    if differences:
-        raise Mismatch(
-            "the manifest is not of what is staged here: " + "; ".join(f"{k}: {v}" for k, v in differences.items()),
-            reason="MANIFEST_MISMATCH",
-            violations=differences,
-        )
-
-
-def _shown(value: object) -> str:
-    return value.hex()[:16] if isinstance(value, bytes) else str(value)
-
-
-def _require_pulled(session: Session, chunk_crcs: Sequence[int]) -> None:
-    """Refuse checksums that are not those of what was pulled into the slot. Raises Mismatch."""
-    different = [index for index, crc in enumerate(chunk_crcs) if session.pulled.get(index) != crc]
-    if different:
-        raise Mismatch(
-            f"{len(different)} of {len(chunk_crcs)} chunks in the slot are not the source's, first {different[0]}",
-            reason="PULLED_DIFFERS",
-            numbers={"chunks": len(different), "first": different[0]},
-        )
-
-
-def _require_bound(landing: Landing, source: Receipt) -> None:
-    """Refuse a receipt over another manifest or plan than the attested."""
-    given = (source.manifest_digest, source.plan_digest)
-    if given != (landing.manifest.digest, landing.plan.digest):
-        raise Mismatch("the source's receipt is of another manifest or plan", reason="RECEIPT_MISMATCH")
-
-
-def _require_attested(session: Session, landing: Landing, source: Receipt) -> None:
-    """Refuse a source receipt that differs from what was attested here; the staged copy stays."""
-    chunks = landing.plan.chunks(session.require_copy().slot.layout.region_bytes)
-    if landing.receipt is None:
-        raise WrongState("the staged copy has no receipt", reason="NOT_ATTESTED")
-    try:
-        require_match(source, landing.receipt, chunks)
-    except DataLoss as error:
-        # No byte of the slot was looked at: this is not the final refusal that DataLoss means to the caller.
-        raise Mismatch(error.message, reason="RECEIPT_MISMATCH", numbers=error.numbers) from None

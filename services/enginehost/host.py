@@ -11,20 +11,26 @@ from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 from enginehost.charge import Budget
 from enginehost.cpu import Cpu
-from enginehost.device import Device
+from enginehost.device import Device, Memory
 from enginehost.fingerprint import Fingerprints
+from enginehost.loading import Ahead
+from enginehost.motion import made_of
 from enginehost.ownership import check_fence
 from enginehost.regions import Regions
 from enginehost.scheduler import Scheduler
 from enginehost.session import Session
 from enginehost.sessions import Sessions
 from enginehost.settings import EngineHostSettings
+from enginehost.staging import Staging
 from enginehost.stream import ended
+from enginehost.warm_slots import WarmSlots
+from enginehost.warmth import Warmth
 from worldline import telemetry
 from worldline.contract import Contract
 from worldline.engine import Engine, Preset, preset_of
 from worldline.errors import Exhausted, NotFound, Unavailable
 from worldline.layout import Layout
+from worldline.made import Made
 from worldline.manifest import Manifest
 from worldline.move import Fence
 from worldline.plan import Plan
@@ -57,6 +63,13 @@ class Host:
         self.instance_id = uuid.uuid4().hex
         self.engines = dict(engines)
         self.budget = Budget(settings.budget_bytes or self.device.budget_bytes())
+        self.warm_slots = WarmSlots(self.device, self.budget)
+        self.warmth = Warmth()
+        self.ahead = Ahead()
+        self.staging = Staging(settings.staging_bytes, self.device)
+        self.suspended = Staging(settings.suspend_bytes, self.device, "suspend_bytes")
+        # What each element of a proven cold leaf holds, by engine and preset, and path; see `enginehost.cold_proof`.
+        self.constants: dict[tuple[str, str], Mapping[str, bytes]] = {}
         self.fingerprints = Fingerprints(self.engines, self.device)
         self.sessions = Sessions()
         self.scheduler = Scheduler(settings.torch_threads, self.sessions.settle, self.device.serve)
@@ -124,6 +137,14 @@ class Host:
             )
         return engine, preset_of(engine, preset)
 
+    def slot_memory(self, session_id: str, size_bytes: int, what: str) -> Memory:
+        """Memory for a slot, allocated ahead if there is any. Raises Exhausted, naming `what` needs it."""
+        return self.warm_slots.memory(session_id, size_bytes, lambda: self.budget.reserve(size_bytes, what))
+
+    def made(self, engine: Engine, preset: Preset, layout: Layout) -> tuple[Made, ...]:
+        """What moves of such a session may make at the destination instead of sending it."""
+        return made_of(layout, self.constants.get((engine.name, preset.name), {}))
+
     def require_open(self) -> None:
         """Refuse new sessions and slots while draining. Raises Unavailable."""
         if self.draining:
@@ -156,6 +177,7 @@ class Host:
                 return
             session.ownership, session.freeze = thawed, None
         self.regions.revoke(move_id)
+        session.unstage(move_id)
         _log.warning("resumed by the freeze timer", session_id=session.session_id, move_id=move_id)
         self.scheduler.wake(session)
 

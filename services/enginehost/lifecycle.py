@@ -13,10 +13,12 @@ from dataclasses import dataclass, field
 from enginehost import tree
 from enginehost.charge import Charge
 from enginehost.host import Host
+from enginehost.loading import load
 from enginehost.ownership import State
 from enginehost.session import Copy, Session
 from enginehost.slots import Slot
 from enginehost.stream import ended
+from enginehost.suspension import suspend_abandoned
 from worldline import telemetry
 from worldline.contract import Contract
 from worldline.engine import Engine, Preset
@@ -126,7 +128,7 @@ class Lifecycle:
             finally:
                 charge.release()
             try:
-                session.install(copy, engine.load(preset.name, copy.slot.rehydrate()), 0)
+                session.install(copy, load(engine, preset, copy.slot), 0)
             except BaseException:
                 session.let_go()
                 copy.slot.close()
@@ -158,13 +160,15 @@ class Lifecycle:
                 reason="ENGINE_LIES",
                 numbers={"region_bytes": region_bytes, "state_bytes": preset.state_bytes},
             )
-        slot = Slot(descriptor.session_id, captured.layout, charge.split(region_bytes), device)
+        arena = self._host.warm_slots.memory(descriptor.session_id, region_bytes, lambda: charge.split(region_bytes))
+        slot = Slot(captured.layout, arena, device)
         try:
             slot.flatten(captured)
         except BaseException:
             slot.close()
             raise
-        return Copy(descriptor, engine, preset, fingerprint, slot)
+        made = self._host.made(engine, preset, captured.layout)
+        return Copy(descriptor, engine, preset, fingerprint, slot, made)
 
     # --- closing
 
@@ -212,6 +216,8 @@ class Lifecycle:
                 try:
                     self._close_abandoned(session, settings.idle_s, settings.close_s)
                     self._drop_abandoned(session)
+                    self._unstage_abandoned(session)
+                    self._suspend_abandoned(session)
                 except WorldlineError:
                     # A verb has it, or a player just came: not abandoned.
                     continue
@@ -224,19 +230,27 @@ class Lifecycle:
             session.ownership = session.ownership.suspend()
             if session.ownership.state is not State.SUSPENDED or away_s < idle_s + close_s:
                 return
-            if self._in_a_move(session):
+            if session.in_a_move(self._host.settings.stage_ttl_s):
                 return
         with self._host.sessions.verb(session.session_id, 0.0) as held:
             held.halt(0.0)
             self._end(held, "IDLE", State.SUSPENDED)
 
-    def _in_a_move(self, session: Session) -> bool:
-        """Whether a move has registered that is not over here and may still freeze."""
-        if session.registered is None:
-            return False
-        move_id, at_s = session.registered
-        recent = time.monotonic() - at_s < self._host.settings.stage_ttl_s
-        return recent and not session.ownership.over_here(move_id)
+    def _suspend_abandoned(self, session: Session) -> None:
+        """Take the slot of a session that stands suspended, where host memory is set aside for its state."""
+        with session.cond:
+            if session.ownership.state is not State.SUSPENDED or session.ownership.move_id:
+                return
+        suspend_abandoned(self._host, session)
+
+    def _unstage_abandoned(self, session: Session) -> None:
+        """Give back the host memory of a move that registered, never froze and has told nothing for too long."""
+        with session.cond:
+            abandoned = session.ownership.state in (State.LIVE, State.SUSPENDED) and not session.in_a_move(
+                self._host.settings.stage_ttl_s
+            )
+        if abandoned:
+            session.unstage()
 
     def _drop_abandoned(self, session: Session) -> None:
         """Drop a staged copy that was not attested and whose move has told nothing for too long.

@@ -77,6 +77,20 @@ class Ownership:
         """LIVE -> SUSPENDED; anything else stays as it is."""
         return replace(self, state=State.SUSPENDED) if self.state is State.LIVE else self
 
+    def set_aside(self, registered: str) -> Ownership:
+        """LIVE or SUSPENDED -> SUSPENDED, on request. A move that has `registered` can freeze it no more."""
+        self.require_at_rest("suspend")
+        aside = replace(self, state=State.SUSPENDED)
+        if not registered or self.over_here(registered):
+            return aside
+        return aside._over(registered, self.epoch, Ending.RESUMED, State.SUSPENDED)
+
+    def require_at_rest(self, verb: str) -> None:
+        """Refuse `verb` unless the session is this host's own and in no move."""
+        self._require_free()
+        if self.state not in (State.LIVE, State.SUSPENDED):
+            raise self._wrong(verb, (State.LIVE, State.SUSPENDED))
+
     def wake(self) -> Ownership:
         """SUSPENDED -> LIVE; anything else stays as it is."""
         return replace(self, state=State.LIVE) if self.state is State.SUSPENDED else self

@@ -16,6 +16,7 @@ from enginehost.ownership import State
 from enginehost.session import Moved, Session
 from enginehost.source import moved_to
 from enginehost.stream import Stream, ended
+from enginehost.suspension import resume
 from worldline.errors import BadRequest, Exhausted, TimedOut, Unavailable, WorldlineError
 from worldline.move import require_id
 from worldline.v1 import engine_host_service_pb2 as pb
@@ -137,6 +138,8 @@ def _open(host: Host, opening: pb.PlayOpen) -> tuple[Session, Stream | Moved]:
     if session.descriptor is None and session.copy is None:
         session.require_copy()
     require_token(session, opening.resume_token)
+    if session.host_copy is not None:
+        resume(host, session.session_id, OPEN_TIMEOUT_S)
     stream = Stream(with_state_crc=opening.with_state_crc)
     with session.cond:
         state = session.ownership.state
@@ -151,6 +154,12 @@ def _open(host: Host, opening: pb.PlayOpen) -> tuple[Session, Stream | Moved]:
         if host.ended:
             raise Unavailable(f"engine host {host.host_id} is draining", reason="DRAINING", retry_after_s=1.0)
         copy = session.require_copy()
+        if session.host_copy is not None:
+            raise Unavailable(
+                f"session {session.session_id} was suspended while it was opened; ask again",
+                reason="SESSION_SUSPENDED",
+                retry_after_s=_NOT_YET_S,
+            )
         session.ownership = session.ownership.wake()
         replaced, session.stream = session.stream, stream
         stream.replay_wanted = opening.replay_last and session.next_block > 0

@@ -9,6 +9,7 @@ import time
 
 import torch
 
+from enginehost.cold_proof import prove
 from enginehost.cpu import Cpu
 from enginehost.device import Device
 from enginehost.driving import Driving
@@ -47,8 +48,10 @@ def serve(settings: EngineHostSettings) -> None:
     server = rpc.Server(settings, [SERVICE])
     try:
         prewarm(host)
+        prove(host)
         host.regions.start()
         host.scheduler.start()
+        host.warm_slots.start()
         lifecycle.start()
         servicer = EngineHostServicer(host, lifecycle, Driving(host, channels))
         add_EngineHostServiceServicer_to_server(servicer, server.grpc)
@@ -99,7 +102,11 @@ def serve(settings: EngineHostSettings) -> None:
         host.end_all("DRAINING")
         lifecycle.stop()
         server.stop(STOP_GRACE_S)
+        host.ahead.close()
+        host.warm_slots.stop()
         host.regions.close()
+        host.staging.close()
+        host.suspended.close()
         channels.close()
         incarnation.close()
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from enginehost.host import Host
 from enginehost.info import session_info
 from enginehost.ownership import State
+from enginehost.sampling import look
 from worldline import rpc, telemetry, wire
 from worldline.errors import Owned, StaleFence, WorldlineError
 from worldline.v1 import admission_service_pb2 as pb
@@ -17,6 +18,7 @@ RETRY_S = 0.5
 # However often somebody asks for a beat at once, there is this much between two, in seconds.
 PAUSE_S = 0.02
 CALL_TIMEOUT_S = 5.0
+MAX_VERDICT_CHARS = 256
 _log = telemetry.log("registration")
 
 
@@ -105,6 +107,12 @@ class Registration:
             engines=[f"{name}/{preset}" for name, engine in host.engines.items() for preset in engine.presets()],
             budget_bytes=host.budget.total_bytes,
             instance_id=host.instance_id,
+            device_id=host.device.device_id,
+            peers=[
+                pb.PeerAccess(device_id=device_id, verdict=verdict[:MAX_VERDICT_CHARS])
+                for device_id, verdict in host.device.peers.items()
+            ],
+            codecs=[host.device.frames.name] if host.device.frames is not None else [],
         )
         with rpc.calling("admission"):
             answer = self._stub.RegisterEngineHost(
@@ -138,8 +146,24 @@ class Registration:
         host = self._host
         # A staged copy is not this host's session yet.
         owned = [session for session in host.sessions.held() if session.ownership.state is not State.STAGED]
+        look(owned)
+        for session in owned:
+            if session.block_s and session.descriptor is not None:
+                host.warmth.played(f"{session.descriptor.engine}/{session.descriptor.preset}")
+        presets = [f"{name}/{preset}" for name, engine in host.engines.items() for preset in engine.presets()]
+        warm_bytes = host.warm_slots.size_bytes
         return pb.EngineHostStatus(
-            free_bytes=host.budget.free_bytes,
+            free_bytes=host.budget.free_bytes + warm_bytes,
+            warm_bytes=warm_bytes,
             sessions=[session_info(session) for session in owned],
             draining=host.draining,
+            presets=[
+                pb.PresetWarmth(
+                    preset=preset,
+                    warm=host.warmth.is_warm(preset),
+                    slots=host.warm_slots.count(preset),
+                    first_touch_s=host.warmth.first_touch_s(preset),
+                )
+                for preset in presets
+            ],
         )

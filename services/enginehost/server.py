@@ -8,16 +8,21 @@ from collections.abc import Iterator
 
 import grpc
 
-from enginehost.destination import Destination, PullFrom
+from enginehost.destination import Destination
 from enginehost.driving import Driving
 from enginehost.host import Host
 from enginehost.info import session_info
+from enginehost.inspection import Inspect, Inspections
 from enginehost.lifecycle import Lifecycle, Wanted
 from enginehost.ownership import State
 from enginehost.play import play
+from enginehost.prewarm import make_warm
+from enginehost.shadow import PullFrom
 from enginehost.source import Source
+from enginehost.suspension import resume, suspend
 from worldline import wire
 from worldline.errors import BadRequest, NotFound
+from worldline.instruments.wire import found_to
 from worldline.move import Fence, require_id, require_uuid
 from worldline.rpc import remaining_s
 from worldline.v1 import engine_host_service_pb2 as pb
@@ -27,6 +32,7 @@ from worldline.v1.engine_host_service_pb2_grpc import EngineHostServiceServicer
 VERB_TIMEOUT_S = 60.0
 ADMIT_TIMEOUT_S = 10.0
 CREATE_TIMEOUT_S = 120.0
+INSPECT_TIMEOUT_S = 3600.0
 RESERVE_TIMEOUT_S = 30.0
 # Left for the answer's own way back when a verb waits as long as its caller does.
 ANSWER_S = 0.05
@@ -45,6 +51,7 @@ class EngineHostServicer(EngineHostServiceServicer):
         self._driving = driving
         self._source = Source(host)
         self._destination = Destination(host)
+        self._inspections = Inspections(host)
 
     # --- sessions
 
@@ -102,6 +109,43 @@ class EngineHostServicer(EngineHostServiceServicer):
         self._lifecycle.close(session_id, request.resume_token, _waiting(context))
         return pb.CloseSessionResponse()
 
+    def SuspendSession(
+        self, request: pb.SuspendSessionRequest, context: grpc.ServicerContext
+    ) -> pb.SuspendSessionResponse:
+        session_id = require_id(request.session_id, "session_id")
+        session, held = suspend(self._host, session_id, _waiting(context))
+        return pb.SuspendSessionResponse(
+            session=session_info(session), freed_bytes=held.freed_bytes, copy_s=held.copy_s
+        )
+
+    def ResumeSession(
+        self, request: pb.ResumeSessionRequest, context: grpc.ServicerContext
+    ) -> pb.ResumeSessionResponse:
+        session_id = require_id(request.session_id, "session_id")
+        session, resumed = resume(self._host, session_id, _waiting(context))
+        return pb.ResumeSessionResponse(session=session_info(session), copy_s=resumed.copy_s, load_s=resumed.load_s)
+
+    def Prewarm(self, request: pb.PrewarmRequest, context: grpc.ServicerContext) -> pb.PrewarmResponse:
+        self._host.require_open()
+        took = make_warm(self._host, request.engine, request.preset, request.slots)
+        warm = self._host.warm_slots
+        return pb.PrewarmResponse(
+            load_s=took.load_s,
+            slot_s=took.slot_s,
+            first_block_s=took.first_block_s,
+            slots=warm.count(f"{request.engine}/{request.preset}"),
+            warm_bytes=warm.size_bytes,
+        )
+
+    def InspectSession(
+        self, request: pb.InspectSessionRequest, context: grpc.ServicerContext
+    ) -> Iterator[pb.InspectSessionResponse]:
+        wanted = Inspect(
+            require_id(request.session_id, "session_id"), request.blocks, request.piece_bytes, request.one_in or 1
+        )
+        for found in self._inspections.run(wanted, remaining_s(context, INSPECT_TIMEOUT_S), context.add_callback):
+            yield found_to(found)
+
     # --- the six verbs
 
     def RegisterState(
@@ -115,7 +159,7 @@ class EngineHostServicer(EngineHostServiceServicer):
                 what = f"{fence.session_id} is not session_id {session_id}"
                 raise BadRequest(f"fence.session_id {what}", violations={"fence.session_id": what})
         plan = wire.plan_from(request.plan) if request.HasField("plan") else None
-        registered = self._source.register(session_id, fence, plan)
+        registered = self._source.register(session_id, fence, plan, _waiting(context))
         return pb.RegisterStateResponse(
             layout=wire.layout_to(registered.layout),
             descriptor=wire.descriptor_to(registered.descriptor),
@@ -190,6 +234,8 @@ class EngineHostServicer(EngineHostServiceServicer):
         pull = None
         if request.HasField("source_region"):
             pull = PullFrom(wire.region_from(request.source_region, "source_region"), wire.plan_from(request.plan))
+        elif request.plan.staged:
+            pull = PullFrom(None, wire.plan_from(request.plan))
         staged = self._destination.stage(
             _fence(request),
             wire.layout_from(request.layout),
@@ -197,6 +243,7 @@ class EngineHostServicer(EngineHostServiceServicer):
             wire.fingerprint_from(request.fingerprint),
             _waiting(context),
             pull,
+            wire.plan_from(request.plan) if request.HasField("plan") else None,
         )
         return pb.StageResponse(region_ticket=staged.ticket, prefault_s=staged.prefault_s)
 
@@ -211,8 +258,10 @@ class EngineHostServicer(EngineHostServiceServicer):
         )
 
     def Checksum(self, request: pb.ChecksumRequest, context: grpc.ServicerContext) -> pb.ChecksumResponse:
-        crcs, checksum_s = self._source.checksum(_fence(request), wire.plan_from(request.plan), _waiting(context))
-        return pb.ChecksumResponse(chunk_crcs=crcs, checksum_s=checksum_s)
+        found = self._source.checksum(_fence(request), wire.plan_from(request.plan), _waiting(context))
+        return pb.ChecksumResponse(
+            chunk_crcs=found.chunk_crcs, checksum_s=found.checksum_s, parts=wire.parts_to(found.parts)
+        )
 
     def Pull(self, request: pb.PullRequest, context: grpc.ServicerContext) -> pb.PullResponse:
         pulled = self._destination.pull(
@@ -222,6 +271,7 @@ class EngineHostServicer(EngineHostServiceServicer):
             flip=frozenset(request.flip_chunks),
             wanted=context.is_active,
             timeout_s=_waiting(context),
+            parts=wire.parts_from(request.parts),
         )
         return pb.PullResponse(chunk_crcs=pulled.crcs, copy_s=pulled.copy_s, verify_s=pulled.verify_s)
 

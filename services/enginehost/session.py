@@ -10,20 +10,27 @@ from __future__ import annotations
 import threading
 import time
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from enginehost import tree
 from enginehost.device import Attached
+from enginehost.loading import Loaded
 from enginehost.ownership import Ownership, State
 from enginehost.slots import Flattened, Slot
+from enginehost.staging import Buffer
 from enginehost.stream import Stream
 from worldline import telemetry
 from worldline.crc import crc32
 from worldline.engine import Engine, EngineSession, Preset, Readout
 from worldline.errors import BadRequest, Internal, Mismatch, NotFound, TimedOut, Unmovable, WrongState
+from worldline.made import Made
 from worldline.manifest import Descriptor, Fingerprint, Manifest
 from worldline.plan import Plan
 from worldline.receipt import Receipt
 from worldline.v1 import engine_host_service_pb2 as pb
+
+if TYPE_CHECKING:
+    from enginehost.sampling import Sample
 
 _SMOOTHING = 0.25
 _log = telemetry.log("session")
@@ -31,13 +38,24 @@ _log = telemetry.log("session")
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """What is held of a session: its slot, and whose it is."""
+    """What is held of a session: its slot, whose it is, and what of it a move may make instead of sending it."""
 
     descriptor: Descriptor
     engine: Engine
     preset: Preset
     fingerprint: Fingerprint
     slot: Slot
+    made: tuple[Made, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class HostCopy:
+    """The state of a suspended session, in host memory only: the CRC-32 of each piece as it lay in its slot."""
+
+    buffer: Buffer
+    crcs: tuple[int, ...]
+    copy_s: float
+    freed_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +104,7 @@ class Session:
         self.ownership = Ownership()
         self.copy: Copy | None = None
         self.runner: EngineSession | None = None
+        self.host_copy: HostCopy | None = None  # where the state is while `copy` has no slot memory
         self.descriptor: Descriptor | None = None
         self.next_block = 0
         self.acked = -1
@@ -93,11 +112,14 @@ class Session:
         self.flattened_bytes = 0
         self.dirty_bytes_per_block = 0
         self.cold_bytes = 0
+        self.sample: Sample | None = None  # what a codec would leave of it, when its host looked last
         self.freeze: Freeze | None = None
         self.freeze_timer: threading.Timer | None = None
         self.landings: dict[str, Landing] = {}  # by move
         self.attached: Attached | None = None  # the source's region, for the staged copy's move
         self.pulled: dict[int, int] = {}  # CRC-32 of each chunk that was pulled from it, as it lay in the slot
+        self.staging: tuple[str, Buffer] | None = None  # the move that its bytes go through host memory for, and where
+        self.prepared: Loaded | None = None  # what was attested of the staged copy, loaded ahead of its commit
         self.moved: Moved | None = None
         self.stream: Stream | None = None
         self.registered: tuple[str, float] | None = None  # the move that came last, and when (monotonic)
@@ -107,6 +129,7 @@ class Session:
         self._quantum: int | None = None
         self._busy = False
         self._halted = False
+        self._pause_at: int | None = None
         self._spent_s = 0.0
 
     # --- what is held
@@ -134,25 +157,27 @@ class Session:
             resource=("session", self.session_id),
         )
 
-    def install(self, copy: Copy, runner: EngineSession, next_block: int) -> None:
+    def install(self, copy: Copy, loaded: Loaded, next_block: int) -> None:
         """The session lives in `copy` from now on. Holder of `verbs`."""
-        cold = set(runner.cold_paths())
-        dirty = runner.dirty_bytes_per_block()
         with self.cond:
-            self.copy, self.runner, self.descriptor = copy, runner, copy.descriptor
+            self.copy, self.runner, self.descriptor = copy, loaded.runner, copy.descriptor
+            self.prepared = None
             self.next_block = next_block
             self.acked = next_block - 2 if next_block else -1
-            self.dirty_bytes_per_block = dirty
-            self.cold_bytes = sum(leaf.size_bytes for leaf in copy.slot.layout.leaves if leaf.path in cold)
+            self.dirty_bytes_per_block, self.cold_bytes = loaded.dirty_bytes_per_block, loaded.cold_bytes
 
     def let_go(self) -> int:
         """Hold nothing any more. Returns the bytes freed. Holder of `verbs`, with the session standing still."""
         with self.cond:
             copy, self.copy, self.runner, self._last = self.copy, None, None, None
-            self.freeze = None
+            host_copy, self.host_copy = self.host_copy, None
+            self.freeze = self.prepared = None
             self._quantum = None
             self.cond.notify_all()
         self.detach()
+        self.unstage()
+        if host_copy is not None:
+            host_copy.buffer.give_back(unmapped=True)
         return copy.slot.close() if copy is not None else 0
 
     def detach(self) -> None:
@@ -162,6 +187,38 @@ class Session:
             self.pulled = {}
         if attached is not None:
             attached.close()
+
+    def stage_through(self, move_id: str, buffer: Buffer) -> None:
+        """The move's bytes go through `buffer`; one of an earlier move is given back."""
+        with self.cond:
+            before, self.staging = self.staging, (move_id, buffer)
+        if before is not None:
+            before[1].give_back(unmapped=False)
+
+    def staged_through(self, move_id: str) -> Buffer:
+        """The buffer of a move. Raises WrongState if it has none (any more)."""
+        staging = self.staging
+        if staging is None or staging[0] != move_id:
+            raise WrongState(
+                f"move {move_id} has no host memory here: it was not staged, or is over", reason="NOT_STAGED"
+            )
+        return staging[1]
+
+    def unstage(self, move_id: str = "", *, unmapped: bool = False) -> None:
+        """Give the buffer back, if there is one and it is this move's (any move's if none is named)."""
+        with self.cond:
+            staging = self.staging
+            if staging is None or (move_id and staging[0] != move_id):
+                return
+            self.staging = None
+        staging[1].give_back(unmapped=unmapped)
+
+    def in_a_move(self, within_s: float) -> bool:
+        """Whether a move has registered that is not over here, and that may still freeze. Holder of `cond`."""
+        if self.registered is None:
+            return False
+        move_id, at_s = self.registered
+        return time.monotonic() - at_s < within_s and not self.ownership.over_here(move_id)
 
     # --- standing still
 
@@ -192,6 +249,11 @@ class Session:
         """Undo `halt`."""
         with self.cond:
             self._halted = False
+
+    def pause_at(self, block: int | None) -> None:
+        """Do not begin block `block` or a later one before this is called again; None: the player decides alone."""
+        with self.cond:
+            self._pause_at = block
 
     def _still(self) -> bool:
         return self.copy is None or (self._quantum is None and not self._busy)
@@ -261,7 +323,10 @@ class Session:
 
     def _may_run(self) -> bool:
         """Inside a block always (its end is the boundary); at one only if live and not halted."""
-        return self._quantum is not None or (self.ownership.state is State.LIVE and not self._halted)
+        if self._quantum is not None:
+            return True
+        paused = self._pause_at is not None and self.next_block >= self._pause_at
+        return self.ownership.state is State.LIVE and not self._halted and not paused
 
     def _work(
         self, runner: EngineSession, copy: Copy, stream: Stream | None, quantum: int | None, action: bytes | None

@@ -31,6 +31,17 @@ class EngineHostSettings(ServiceSettings):
     budget_bytes: int = Field(
         0, ge=0, description="bytes that slots may take; 0: 8 GiB on a CPU, 7/8 of what is free at the start on a GPU"
     )
+    staging_bytes: int = Field(
+        4 << 30,
+        ge=0,
+        description="bytes of pinned host memory that state on a device may go through on its way; taken when needed",
+    )
+    suspend_bytes: int = Field(
+        0,
+        ge=0,
+        description="bytes of host memory, pinned on a GPU, that states of suspended sessions may take; 0: they keep "
+        "their slots",
+    )
     torch_threads: int = Field(1, ge=1, le=256, description="threads torch computes with; results may depend on it")
     idle_s: float = Field(300.0, gt=0, description="seconds without a player after which a session is suspended")
     close_s: float = Field(3600.0, gt=0, description="further seconds after which a suspended session is closed")
@@ -52,6 +63,17 @@ class EngineHostSettings(ServiceSettings):
     prewarm: str = Field(
         "", description="engine/preset, separated by commas: weights loaded and a block played before the host is ready"
     )
+    warm_slots: str = Field(
+        "",
+        description="engine/preset:count, separated by commas: prewarmed, and slots kept allocated ahead for that many "
+        "sessions more",
+    )
+    motion_set: str = Field(
+        "",
+        description="engine/preset, separated by commas: their cold leaves are proven before the host is ready, and "
+        "then made at the destinations of their sessions' moves instead of sent",
+    )
+    motion_set_blocks: int = Field(8, ge=1, le=1000, description="blocks that a proof of cold leaves plays")
     engines: str = Field("", description="engines to serve, separated by commas; empty: all that are installed")
 
     @field_validator("admission")

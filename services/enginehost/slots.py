@@ -11,9 +11,8 @@ from dataclasses import dataclass
 import torch
 
 from enginehost import tree
-from enginehost.charge import Charge
 from enginehost.cpu import Cpu
-from enginehost.device import Checksums, Device, Span
+from enginehost.device import Checksums, Device, Memory, Span
 from enginehost.leaves import Found, contiguous_bytes
 from enginehost.tree import Captured
 from worldline.engine import StateTree
@@ -51,15 +50,11 @@ class _Copy:
 class Slot:
     """Memory of one session. Its bytes stay charged to the budget until `close` returns."""
 
-    def __init__(self, session_id: str, layout: Layout, charge: Charge, device: Device | None = None) -> None:
-        """Allocate and fault in, on the CPU if no device is given. Takes over `charge`, of the region's bytes.
-
-        Raises:
-            Exhausted: there is no memory for it; the charge is released.
-        """
+    def __init__(self, layout: Layout, arena: Memory, device: Device | None = None) -> None:
+        """Take over `arena`, memory of the region's size on `device` (the CPU if none is given)."""
         self.layout = layout
         self.device = device or Cpu()
-        self.arena = self.device.allocate(session_id, layout.region_bytes, charge)
+        self.arena = arena
         self._base = self.arena.tensor()
         try:
             self._frame: tree.Frame | None = tree.Frame(layout, self._base)
@@ -95,6 +90,10 @@ class Slot:
         self.arena.copy([Span(self.arena.address + item.offset, item.address, item.size_bytes) for item in copies])
         copied_bytes = sum(item.size_bytes for item in copies)
         return Flattened(copied_bytes, time.monotonic() - started_s, tuple(displaced), self.arena.copy)
+
+    def holds(self, state: StateTree) -> bool:
+        """Whether every tensor of the tree lies here, in its place."""
+        return self._frame is not None and self._frame.values_in(state) is not None
 
     def flatten_values(self, state: StateTree) -> Flattened | None:
         """`flatten` for a tree whose tensors are still this slot's views; None for any other."""

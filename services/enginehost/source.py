@@ -8,16 +8,24 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
+from enginehost.coded import encode, frames_of
+from enginehost.device import Span
 from enginehost.host import Host, fenced
+from enginehost.motion import COLD_LEAF_WRITTEN, require_constant
 from enginehost.ownership import State
 from enginehost.session import Freeze, Moved, Session
+from enginehost.slots import Slot
+from enginehost.staging import Buffer
+from enginehost.suspension import bring_back
 from worldline import telemetry
-from worldline.errors import BadRequest, Mismatch, NotFound, WrongState
+from worldline.codec.parts import Part, carried_bytes
+from worldline.errors import BadRequest, Mismatch, NotFound, Unavailable, WrongState
 from worldline.layout import Layout
 from worldline.manifest import Descriptor, Fingerprint, Manifest
 from worldline.move import Fence, new_token
-from worldline.plan import Plan
+from worldline.plan import DEVICE_CODECS, Plan
 from worldline.receipt import Receipt, Side
 from worldline.v1 import engine_host_service_pb2 as pb
 
@@ -39,33 +47,66 @@ class Registered:
     device_id: str
 
 
+@dataclass(frozen=True, slots=True)
+class Checksummed:
+    """CRC-32 of each chunk, the seconds that took, and what lies in the move's buffer if it is coded."""
+
+    chunk_crcs: tuple[int, ...]
+    checksum_s: float
+    parts: tuple[Part, ...]
+
+
 class Source:
     """The verbs of the side that gives."""
 
     def __init__(self, host: Host) -> None:
         self._host = host
 
-    def register(self, session_id: str, fence: Fence | None, plan: Plan | None = None) -> Registered:
+    def register(
+        self, session_id: str, fence: Fence | None, plan: Plan | None = None, timeout_s: float = 0.0
+    ) -> Registered:
         """Layout, descriptor and fingerprint; for a move also a ticket for the region, read-only.
 
-        With the plan of a move, its checksums are made ready.
+        With the plan of a move, its checksums are made ready. If the plan is staged, the ticket is for a buffer in host
+        memory, which `checksum` fills.
+
+        A suspended session's state is brought back into a slot first, which is what moves.
+
+        Raises:
+            Exhausted: STAGING_MEMORY; MEMORY_BUDGET for the slot of a suspended session.
         """
         if fence is not None:
             self._host.check(fence)
         session = self._host.sessions.get(session_id)
+        if fence is not None and session.host_copy is not None:
+            with self._host.sessions.verb(session_id, timeout_s):
+                bring_back(self._host, session)
         with session.cond:
             copy = session.require_copy()
+            if fence is not None and session.host_copy is not None:
+                raise Unavailable(
+                    f"session {session_id} was suspended while this move registered; ask again",
+                    reason="SESSION_SUSPENDED",
+                    retry_after_s=0.2,
+                )
             if fence is not None:
                 session.ownership.require_registrable(fence)
                 session.registered = (fence.move_id, time.monotonic())
             manifest = session.freeze.manifest if session.freeze is not None else None
-        ticket = b""
+        ticket, device_id = b"", self._host.device.device_id
         if fence is not None:
-            ticket = self._host.regions.issue(fence.move_id, lambda: _read_only(session))
+            open_region = partial(_read_only, session)
             if plan is not None:
                 self._host.device.prepare(plan.chunks(copy.slot.layout.region_bytes))
+            if plan is not None and plan.staged:
+                if plan.codec in DEVICE_CODECS:
+                    frames_of(self._host.device, plan.codec)
+                what = f"moving session {session_id} through host memory"
+                buffer = self._host.staging.lend(copy.slot.layout.region_bytes, what)
+                session.stage_through(fence.move_id, buffer)
+                open_region, device_id = partial(buffer.descriptor, writable=False), ""
+            ticket = self._host.regions.issue(fence.move_id, open_region)
             self._host.accepted(fence)
-        device_id = self._host.device.device_id
         return Registered(copy.slot.layout, copy.descriptor, copy.fingerprint, ticket, manifest, device_id)
 
     @fenced
@@ -141,11 +182,15 @@ class Source:
         return Freeze(manifest, grant, boundary_s, flattened.copied_bytes, flattened.took_s)
 
     @fenced
-    def checksum(self, fence: Fence, plan: Plan, timeout_s: float) -> tuple[list[int], float]:
-        """CRC-32 of each chunk of the frozen state, taken on the device, and the seconds that took.
+    def checksum(self, fence: Fence, plan: Plan, timeout_s: float) -> Checksummed:
+        """CRC-32 of each chunk of the frozen state, taken on the device.
+
+        If the plan is staged, the state is copied to the move's buffer first, coded if the plan says so; the checksums
+        are the device's all the same, so that a copy that goes wrong shows at the destination.
 
         Raises:
-            WrongState: the session is not frozen by this move.
+            WrongState: the session is not frozen by this move, or NOT_STAGED.
+            Unsupported: the device has no such codec.
         """
         self._host.sessions.get(fence.session_id)
         with self._host.sessions.verb(fence.session_id, timeout_s) as session:
@@ -153,10 +198,28 @@ class Source:
                 session.ownership.require("checksum", fence, State.FROZEN)
                 slot = session.require_copy().slot
             started_s = time.monotonic()
+            parts = self._fill(session.staged_through(fence.move_id), plan, slot) if plan.staged else ()
+            copied_s = time.monotonic()
             crcs = slot.crcs(plan.chunks(slot.layout.region_bytes)).chunks
-            checksum_s = time.monotonic() - started_s
-        _log.info("checksums", session_id=fence.session_id, move_id=fence.move_id, checksum_s=checksum_s)
-        return crcs, checksum_s
+            checksum_s = time.monotonic() - copied_s
+        _log.info(
+            "checksums",
+            session_id=fence.session_id,
+            move_id=fence.move_id,
+            checksum_s=checksum_s,
+            staged_s=copied_s - started_s,
+            carried_bytes=carried_bytes(parts) if parts else slot.layout.region_bytes,
+        )
+        return Checksummed(tuple(crcs), checksum_s, parts)
+
+    def _fill(self, buffer: Buffer, plan: Plan, slot: Slot) -> tuple[Part, ...]:
+        """Copy a frozen state to a buffer. Returns what lies there, if it is coded."""
+        device, size_bytes = self._host.device, slot.layout.region_bytes
+        with buffer.using() as address:
+            if plan.codec in DEVICE_CODECS:
+                return encode(device, frames_of(device, plan.codec), slot.arena, size_bytes, address)
+            slot.arena.copy([Span(address, slot.arena.address, size_bytes)])
+            return ()
 
     @fenced
     def attest(self, fence: Fence, manifest: Manifest, plan: Plan, chunk_crcs: Sequence[int]) -> Receipt:
@@ -164,7 +227,7 @@ class Source:
 
         Raises:
             BadRequest: not one checksum for each chunk of the plan.
-            Mismatch: another manifest is frozen.
+            Mismatch: another manifest is frozen; MOTION_SET or COLD_LEAF_WRITTEN, the plan makes what it cannot.
             WrongState: the session has resumed.
         """
         session = self._host.sessions.get(fence.session_id)
@@ -181,6 +244,8 @@ class Source:
                 )
             if session.ownership.state is State.RELEASED and freeze.receipt != receipt:
                 raise WrongState("the session was released: no other receipt is issued")
+            if session.ownership.state is State.FROZEN:
+                _require_constant(session, plan, chunk_crcs)
             session.freeze = replace(freeze, receipt=receipt)
         return receipt
 
@@ -217,6 +282,7 @@ class Source:
                 _stop_timer(session)
                 session.freeze = None
         self._host.regions.revoke(fence.move_id)
+        session.unstage(fence.move_id)
         self._host.scheduler.wake(session)
         return answer
 
@@ -242,6 +308,8 @@ class Source:
             # The player first: it can go on there while the memory is given back here.
             if stream is not None:
                 stream.finish(moved_to(moved))
+            # The destination has the session, so both movers are through with it.
+            session.unstage(fence.move_id, unmapped=True)
             freed_bytes = session.let_go()
         self._host.regions.revoke(fence.move_id)
         _log.info("freed", session_id=fence.session_id, move_id=fence.move_id, freed_bytes=freed_bytes)
@@ -258,6 +326,18 @@ def moved_to(moved: Moved) -> pb.PlayResponse:
 def _read_only(session: Session) -> int:
     with session.cond:  # so that the slot is not closed meanwhile
         return session.require_copy().slot.arena.read_only_fd()
+
+
+def _require_constant(session: Session, plan: Plan, chunk_crcs: Sequence[int]) -> None:
+    """See `enginehost.motion`: where a cold leaf was written, all of the session is sent from now on."""
+    copy = session.require_copy()
+    try:
+        require_constant(copy.slot.layout, copy.made, plan, chunk_crcs)
+    except Mismatch as error:
+        if error.reason == COLD_LEAF_WRITTEN:
+            session.copy = replace(copy, made=())
+            _log.error("a cold leaf was written", session_id=session.session_id, error=error.message)
+        raise
 
 
 def _stop_timer(session: Session) -> None:

@@ -17,7 +17,6 @@ import threading
 from collections.abc import Callable, Mapping
 
 from mover.capacity import measured_verify_Bps
-from mover.codec.runs import Run
 from mover.job import Job
 from mover.messages import (
     Fields,
@@ -33,6 +32,7 @@ from mover.messages import (
     terms_from,
 )
 from mover.transports import TransportConfig, open_transports, retransmit_floor_s
+from worldline.codec.runs import Run
 from worldline.errors import Internal
 from worldline.transport import Transport
 
@@ -94,7 +94,7 @@ class _Runner:
                 [Run(end, width) for end, width in zip(fields.wholes("ends"), fields.wholes("widths"), strict=True)],
             )
         elif verb == "run":
-            return _outcome(self.job.run(fields.real("remaining_s"), self._tick))
+            return _outcome(self.job.run(fields.real("remaining_s"), self._tick, fields.whole("first_bytes")))
         elif verb == "close":
             self.job.close()
         else:

@@ -11,6 +11,7 @@ import grpc
 
 from mover.stop import Stop
 from worldline import rpc, wire
+from worldline.codec.parts import Part
 from worldline.layout import Layout
 from worldline.manifest import Descriptor, Fingerprint, Manifest
 from worldline.move import Fence, HostRef, RegionRef
@@ -80,19 +81,20 @@ class Host:
         descriptor: Descriptor,
         fingerprint: Fingerprint,
         timeout_s: float,
-        pull: tuple[RegionRef, Plan] | None = None,
+        plan: Plan,
+        source_region: RegionRef | None = None,
     ) -> tuple[bytes, float]:
         """Reserve a shadow slot. Returns the ticket for its region and the seconds its prefault took.
 
-        `pull`: the source's region, which the host maps, and the plan.
+        `source_region`: the source's, which the host maps to pull from.
         """
         request = pb.StageRequest(
             fence=wire.fence_to(fence),
             layout=wire.layout_to(layout),
             descriptor=wire.descriptor_to(descriptor),
             fingerprint=wire.fingerprint_to(fingerprint),
-            source_region=None if pull is None else wire.region_to(pull[0]),
-            plan=None if pull is None else wire.plan_to(pull[1]),
+            source_region=None if source_region is None else wire.region_to(source_region),
+            plan=wire.plan_to(plan),
         )
         answer = self._call(self._stub.Stage, request, timeout_s)
         return answer.region_ticket, answer.prefault_s
@@ -103,21 +105,34 @@ class Host:
         answer = self._call(self._stub.Freeze, request, timeout_s)
         return Frozen(wire.manifest_from(answer.manifest), answer.boundary_s)
 
-    def checksum(self, fence: Fence, plan: Plan, timeout_s: float) -> tuple[int, ...]:
-        """The source's checksum of each chunk, taken on its device."""
+    def checksum(self, fence: Fence, plan: Plan, timeout_s: float) -> tuple[tuple[int, ...], tuple[Part, ...]]:
+        """The source's checksum of each chunk, taken on its device, and what its buffer holds if it was coded there."""
         request = pb.ChecksumRequest(fence=wire.fence_to(fence), plan=wire.plan_to(plan))
-        return tuple(self._call(self._stub.Checksum, request, timeout_s).chunk_crcs)
+        answer = self._call(self._stub.Checksum, request, timeout_s)
+        return tuple(answer.chunk_crcs), wire.parts_from(answer.parts)
 
     @contextmanager
     def pulling(
-        self, fence: Fence, plan: Plan, chunks: Sequence[int], flip_chunks: Sequence[int], timeout_s: float
+        self,
+        fence: Fence,
+        plan: Plan,
+        chunks: Sequence[int],
+        flip_chunks: Sequence[int],
+        timeout_s: float,
+        parts: Sequence[Part] = (),
     ) -> Iterator[Callable[[], Pulled]]:
         """Have the destination copy chunks (all if there are none) from the source's region into its slot.
+
+        `parts`: what its buffer holds, if it was coded on the source's device.
 
         What is given inside the block waits for the end of that.
         """
         request = pb.PullRequest(
-            fence=wire.fence_to(fence), plan=wire.plan_to(plan), chunks=chunks, flip_chunks=flip_chunks
+            fence=wire.fence_to(fence),
+            plan=wire.plan_to(plan),
+            chunks=chunks,
+            flip_chunks=flip_chunks,
+            parts=wire.parts_to(parts),
         )
         call = self._stub.Pull.future(request, timeout=timeout_s)
 

@@ -6,16 +6,16 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from mover.codec.runs import Cutter, Run
 from mover.memory import Region
 from mover.messages import Outcome, Progress, WireFault
 from mover.receiving import Receiving
 from mover.sending import Sending
-from mover.transports import require_codec
 from mover.verification import Checks, Lane, Unverified, lane_for, require_placement
+from worldline.codec.runs import Cutter, Run
 from worldline.errors import Cancelled, Internal, Unsupported
 from worldline.plan import RAW, Chunk, Placement, Plan
 from worldline.transport import CodedReceiveLink, Listener, ReceiveLink, SendLink, Terms, Transport
@@ -48,7 +48,6 @@ class Job:
         self._region: Region | None = None
         self._chunks: tuple[Chunk, ...] = ()
         self._plan: Plan | None = None
-        self._terms: Terms | None = None
         self._listener: Listener | None = None
         self._links: list[SendLink] = []
         self._incoming: list[ReceiveLink] = []
@@ -68,7 +67,7 @@ class Job:
     def listen(self, plan: Plan, terms: Terms) -> str:
         """Be ready for streams. Returns the endpoint. Raises Unsupported, BadRequest."""
         require_placement(plan.placement)
-        transport, region = self._prepare(plan, terms)
+        transport, region, terms = self._prepare(plan, terms)
         listener = transport.listen(region.view, self._chunks, terms)
         with self._lock:
             self._listener = listener
@@ -86,7 +85,7 @@ class Job:
     ) -> None:
         """Open every stream. `fired(kind, chunk)` is told of each injected fault; `runs` are for a codec."""
         self._runs = runs
-        transport, region = self._prepare(plan, terms)
+        transport, region, terms = self._prepare(plan, terms)
         wrap = self._injector(faults, fired)
         for stream in range(plan.streams):
             link = wrap(transport.connect(region.view, self._chunks, terms, endpoint, stream))
@@ -94,8 +93,13 @@ class Job:
                 self._links.append(link)
             self._require_wanted()
 
-    def run(self, remaining_s: float, tick: Callable[[Progress], None]) -> Outcome:
-        """Move every byte. `tick` is called about ten times a second."""
+    def run(self, remaining_s: float, tick: Callable[[Progress], None], first_bytes: int = 0) -> Outcome:
+        """Move every byte, or the chunks of the `first_bytes` if that is not 0.
+
+        `tick` is called about ten times a second.
+        """
+        if first_bytes:
+            self._chunks = tuple(chunk for chunk in self._chunks if chunk.offset < first_bytes)
         if self._links:
             return self._send(tick)
         return self._receive(remaining_s, tick)
@@ -125,20 +129,19 @@ class Job:
         """Whether a region is mapped."""
         return self._region is not None
 
-    def _prepare(self, plan: Plan, terms: Terms) -> tuple[Transport, Region]:
+    def _prepare(self, plan: Plan, terms: Terms) -> tuple[Transport, Region, Terms]:
         region = self._mapped_region()
         if plan.transport not in self._transports:
             raise Unsupported(
                 f"transport {plan.transport[:32]!r} is not on this mover; it has {', '.join(self._transports)}",
                 reason="TRANSPORT_UNSUPPORTED",
             )
-        require_codec(plan.codec, plan.transport)
         if plan.codec != RAW:
             # Now, not while the session is frozen: loading the codec's libraries takes a tenth of a second.
-            import_module("mover.codec.zstd")
-        self._plan, self._terms = plan, terms
+            import_module("worldline.codec.zstd")
+        self._plan = plan
         self._chunks = plan.chunks(region.size_bytes)
-        return self._transports[plan.transport], region
+        return self._transports[plan.transport], region, replace(terms, coded=plan.codec != RAW)
 
     def _mapped_region(self) -> Region:
         if self._region is None:

@@ -19,6 +19,7 @@ from mover.descriptors import receive_with_descriptor
 from mover.transports.rdma.config import RdmaConfig
 from worldline import errors
 from worldline.errors import Internal, WorldlineError
+from worldline.made import Made
 from worldline.plan import Placement, Plan
 from worldline.transport import Terms
 
@@ -145,6 +146,7 @@ def plan_to(plan: Plan) -> Message:
         "no_progress_s": plan.no_progress_s,
         "codec": plan.codec,
         "tail_bytes": list(plan.tail_bytes),
+        "made": [[item.offset, item.size_bytes, item.fill.hex()] for item in plan.made],
     }
 
 
@@ -263,7 +265,15 @@ def plan_from(message: Message) -> Plan:
         no_progress_s=fields.real("no_progress_s"),
         codec=fields.text("codec"),
         tail_bytes=fields.wholes("tail_bytes"),
+        made=tuple(_made_from(item) for item in fields.items("made")),
     )
+
+
+def _made_from(item: Json) -> Made:
+    match item:
+        case [int(offset), int(size_bytes), str(fill)]:
+            return Made(offset, size_bytes, bytes.fromhex(fill))
+    raise Internal("a made stretch of a data plane's plan is not offset, size and fill")
 
 
 def terms_from(message: Message) -> Terms:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from opentelemetry.trace import Span
 
-from mover.codec.runs import runs_of
+from mover.carriers import wire_plan
 from mover.hosts import Frozen, Host, Registered
 from mover.messages import Outcome, Progress, WireFault
 from mover.peer import Peer, Verified
@@ -20,9 +20,11 @@ from mover.reporting import coding_fields, wire_attributes
 from mover.running import CALL_S, DATA_PLANE, Running, require_manifest, reserve_s
 from mover.stop import deadline_passed
 from worldline import telemetry, wire
+from worldline.codec.parts import Part, carried_bytes
+from worldline.codec.runs import runs_of
 from worldline.errors import BadRequest, Mismatch, Unsupported, WorldlineError
 from worldline.move import TOKEN_BYTES, Fault, FaultKind, Fence, HostRef, StageTimes
-from worldline.plan import RAW, Plan
+from worldline.plan import RAW, Placement, Plan
 from worldline.receipt import Receipt, Side
 from worldline.transport import Terms
 from worldline.v1 import mover_service_pb2 as pb
@@ -91,6 +93,8 @@ class SourceMove:
             "transport.selected": plan.transport,
             "codec.name": plan.codec,
             "verification.placement": plan.placement.name,
+            "motion.made_bytes": plan.made_bytes,
+            "move.staged": plan.staged,
         }
         with telemetry.span("mover.move", attributes):
             try:
@@ -131,9 +135,11 @@ class SourceMove:
             **coding_fields(outcome, "codec_"),
         )
         last = self.message()
-        last.wire_bytes = coding.wire_bytes if coding else self._said.total_bytes
-        last.encode_bytes_per_s = coding.rate_Bps if coding else 0.0
-        last.decode_bytes_per_s = verified.decode_Bps
+        last.wire_bytes = coding.wire_bytes if coding else self._said.total_bytes - self._order.plan.made_bytes
+        if coding is not None:
+            last.late_bytes, last.encode_threads = coding.late_bytes, coding.threads
+            last.encode_bytes_per_s = coding.rate_Bps
+        last.decode_bytes_per_s, last.decode_threads = verified.decode_Bps, verified.decode_threads
         last.manifest.CopyFrom(wire.manifest_to(frozen.manifest))
         last.source_receipt.CopyFrom(wire.receipt_to(receipt))
         last.destination_receipt.CopyFrom(wire.receipt_to(verified.receipt))
@@ -161,9 +167,12 @@ class SourceMove:
             destination=wire.host_to(order.destination),
         )
 
+    def _register(self) -> Registered:
+        return self._host.register_state(self._order.fence, CALL_S)
+
     def _reserve(self, job: PlaneJob, peer: Peer) -> Registered:
         order = self._order
-        registered = self._registered(self._host.register_state(order.fence, CALL_S))
+        registered = self._registered(self._register())
         if registered.device_id:
             raise Unsupported(
                 f"the state lies on device {registered.device_id}, which no mover can map: use placement DEVICE",
@@ -191,8 +200,9 @@ class SourceMove:
             telemetry.inject().get("traceparent", ""),
         )
         with self._watch.during(DATA_PLANE, order.plan.no_progress_s + CALL_S):
-            runs = runs_of(layout) if order.plan.codec != RAW else ()
-            job.connect(self._stop, order.plan, terms, ready.endpoint, self._wire_faults(), self._fired, runs)
+            plan = wire_plan(order.plan)
+            runs = runs_of(layout) if plan.codec != RAW else ()
+            job.connect(self._stop, plan, terms, ready.endpoint, self._wire_faults(), self._fired, runs)
         return registered
 
     def _freeze(self, registered: Registered, asked: float) -> Frozen:
@@ -207,10 +217,14 @@ class SourceMove:
         return frozen
 
     def _carry(self, job: PlaneJob, peer: Peer) -> Outcome:
-        peer.start(self._running.remaining_s)
+        return self._sent(job, peer)
+
+    def _sent(self, job: PlaneJob, peer: Peer, parts: Sequence[Part] = ()) -> Outcome:
+        """Have the region carried; of a buffer that holds `parts`, just these."""
+        peer.start(self._running.remaining_s, parts)
         try:
             with self._watch.during(DATA_PLANE, self._order.plan.no_progress_s):
-                return job.run(self._stop, self._running.remaining_s, self._heard)
+                return job.run(self._stop, self._running.remaining_s, self._heard, carried_bytes(parts))
         except WorldlineError as error:
             if error.reason == "PEER_GONE":
                 self._stop.sleep(_VERDICT_S)
@@ -218,7 +232,8 @@ class SourceMove:
 
     def _verify(self, job: PlaneJob, peer: Peer, frozen: Frozen, outcome: Outcome) -> tuple[Receipt, Verified]:
         plan = self._order.plan
-        peer.finish(frozen.manifest)
+        # A destination that takes its checksums on its device has them compared there.
+        peer.finish(frozen.manifest, outcome.crcs if plan.placement is Placement.DEVICE else ())
         job.close()
         budget_s = min(plan.no_progress_s, self._running.remaining_s)
         receipt = self._host.attest(

@@ -11,6 +11,7 @@ import grpc
 from mover.stop import Stop, Watch
 from mover.streaming import Outbox
 from worldline import rpc, wire
+from worldline.codec.parts import Part
 from worldline.errors import Unavailable, WorldlineError
 from worldline.manifest import Manifest
 from worldline.receipt import Receipt
@@ -25,12 +26,15 @@ _MIN_BEAT_S = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """The destination's receipt, the seconds it measured, and the rate at which one thread decoded (0: none did)."""
+    """The destination's receipt, the seconds it measured, the rate at which one thread decoded (0: none did), and how
+    many threads did.
+    """
 
     receipt: Receipt
     wire_s: float
     verify_s: float
     decode_Bps: float
+    decode_threads: int
 
 
 class Peer:
@@ -80,9 +84,10 @@ class Peer:
                 raise _ended()
             return self._ready
 
-    def start(self, remaining_s: float) -> None:
-        """Tell it that the bytes come."""
-        self._outbox.put(pb.ReceiveRequest(start=pb.ReceiveStart(remaining_s=remaining_s)))
+    def start(self, remaining_s: float, parts: Sequence[Part] = ()) -> None:
+        """Tell it that the bytes come, and what they are if they were coded on the source's device."""
+        start = pb.ReceiveStart(remaining_s=remaining_s, parts=wire.parts_to(parts))
+        self._outbox.put(pb.ReceiveRequest(start=start))
 
     def finish(self, manifest: Manifest, source_crcs: Sequence[int] = ()) -> None:
         """Tell it that all was sent; for a move that hosts carry, with the source's checksums."""
@@ -136,7 +141,11 @@ class Peer:
             elif kind == "verified":
                 message = response.verified
                 self._verified = Verified(
-                    wire.receipt_from(message.receipt), message.wire_s, message.verify_s, message.decode_bytes_per_s
+                    wire.receipt_from(message.receipt),
+                    message.wire_s,
+                    message.verify_s,
+                    message.decode_bytes_per_s,
+                    message.decode_threads,
                 )
                 self._watch.forget(WHO)
             self._changed.notify_all()

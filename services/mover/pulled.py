@@ -8,12 +8,12 @@ and asks once more for what differs.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
-from mover.hosts import Frozen, Registered
+from mover.hosts import Registered
 from mover.messages import Outcome, Progress
 from mover.move import SourceMove
-from mover.peer import Peer, Verified
+from mover.peer import Peer
 from mover.plane import PlaneJob
 from mover.receive import WHO, DestinationMove, Inbox
 from mover.receiving import WHERE
@@ -21,7 +21,7 @@ from mover.running import CALL_S, reserve_s
 from worldline import wire
 from worldline.errors import BadRequest, Mismatch, Unsupported
 from worldline.move import FaultKind, RegionRef
-from worldline.receipt import Receipt, Side, chunk_mismatch, differing_chunks
+from worldline.receipt import Receipt, chunk_mismatch, differing_chunks
 from worldline.v1 import mover_service_pb2 as pb
 
 # A chunk is copied once, and once more if it differs.
@@ -59,15 +59,8 @@ class PulledSource(SourceMove):
 
     def _carry(self, job: PlaneJob, peer: Peer) -> Outcome:
         peer.start(self._running.remaining_s)
-        crcs = self._host.checksum(self._order.fence, self._order.plan, max(0.001, self._running.remaining_s))
+        crcs, _ = self._host.checksum(self._order.fence, self._order.plan, max(0.001, self._running.remaining_s))
         return Outcome(crcs, 0, 0.0, 0.0)
-
-    def _verify(self, job: PlaneJob, peer: Peer, frozen: Frozen, outcome: Outcome) -> tuple[Receipt, Verified]:
-        plan = self._order.plan
-        peer.finish(frozen.manifest, outcome.crcs)
-        budget_s = max(0.001, min(plan.no_progress_s, self._running.remaining_s))
-        receipt = self._host.attest(self._order.fence, Side.SOURCE, frozen.manifest, plan, outcome.crcs, budget_s)
-        return receipt, peer.verified()
 
 
 class PulledDestination(DestinationMove):
@@ -86,13 +79,22 @@ class PulledDestination(DestinationMove):
             order.descriptor,
             order.fingerprint,
             reserve_s(order.layout.region_bytes),
-            (order.source_region, order.plan),
+            order.plan,
+            order.source_region,
         )
         self._say(pb.ReceiveResponse(ready=pb.ReceiveReady(prefault_s=prefault_s)))
         self._started(inbox)
+        receipt, outcome = self._pulled(inbox)
+        self._landed(outcome.retried_chunks)
+        self._received(receipt, outcome)
+
+    def _pulled(self, inbox: Inbox, meanwhile: Callable[[], None] = lambda: None) -> tuple[Receipt, Outcome]:
+        """Have the host fill its slot, and its receipt for that; `meanwhile` is done before it vouches for the slot."""
+        order = self._order
         flips = Counter(order.flip_chunks)
-        left_s = max(0.001, running.remaining_s)
-        with self._host.pulling(order.fence, order.plan, (), sorted(flips), left_s) as pulled:
+        left_s = max(0.001, self._running.remaining_s)
+        with self._host.pulling(order.fence, order.plan, (), sorted(flips), left_s, self._parts) as pulled:
+            meanwhile()
             finish = inbox.next("finish").finish
             # The host waits for its own pull, so that the receipt is there as soon as the last checksum is.
             receipt = self._receipt(finish)
@@ -101,8 +103,7 @@ class PulledDestination(DestinationMove):
         if receipt is None:
             outcome = self._pull_again(outcome, finish.source_chunk_crcs, flips)
             receipt = self._attested(finish, finish.source_chunk_crcs)
-        self._landed(outcome.retried_chunks)
-        self._received(receipt, outcome)
+        return receipt, outcome
 
     def _receipt(self, finish: pb.ReceiveFinish) -> Receipt | None:
         """The host's receipt; None if what it has pulled is not what the source has."""
@@ -125,7 +126,7 @@ class PulledDestination(DestinationMove):
             return before  # the receipt was asked for before the pull had begun
         still = sorted(index for index, times in flips.items() if times > 1)
         left_s = max(0.001, self._running.remaining_s)
-        with self._host.pulling(order.fence, order.plan, again, still, left_s) as pulled:
+        with self._host.pulling(order.fence, order.plan, again, still, left_s, self._parts) as pulled:
             more = pulled()
         crcs = list(before.crcs)
         for index, crc in zip(again, more.crcs, strict=True):

@@ -12,15 +12,17 @@ from typing import Literal
 import grpc
 from opentelemetry import trace
 
-from mover.carriers import require_carrier
+from mover.carriers import require_carrier, wire_plan
 from mover.hosts import Host
 from mover.messages import Outcome, Progress
 from mover.peer import beat_every
+from mover.plane import PlaneJob
 from mover.regions import fetched
 from mover.reporting import coding_fields, wire_attributes
 from mover.running import CALL_S, DATA_PLANE, Running, require_manifest, reserve_s
 from mover.stop import deadline_passed
 from worldline import telemetry, wire
+from worldline.codec.parts import Part, carried_bytes, require_parts
 from worldline.errors import BadRequest, Unavailable, WorldlineError
 from worldline.layout import Layout
 from worldline.manifest import Descriptor, Fingerprint
@@ -143,6 +145,7 @@ class DestinationMove:
         self._stop = running.stop
         self._host = Host(running.channels.to(order.destination.address), order.destination, running.stop)
         self._progress = Progress()
+        self._parts: tuple[Part, ...] = ()  # what comes, if it was coded on the source's device
         self._log = telemetry.log("mover").bind(move_id=order.fence.move_id, session_id=order.fence.session_id)
 
     def message(self) -> pb.ReceiveResponse:
@@ -176,33 +179,39 @@ class DestinationMove:
             size_bytes = order.layout.region_bytes
             limit_s = reserve_s(size_bytes)
             ticket, prefault_s = self._host.stage(
-                order.fence, order.layout, order.descriptor, order.fingerprint, limit_s
+                order.fence, order.layout, order.descriptor, order.fingerprint, limit_s, order.plan
             )
             with fetched(running.regions_dir, order.destination.host_id, ticket, self._stop, CALL_S) as descriptor:
                 with running.watch.during(DATA_PLANE, limit_s):
                     job.map(self._stop, descriptor, size_bytes, writable=True)
             terms = Terms(order.fence.move_id, new_token(), order.plan.streams, order.plan.no_progress_s)
             with running.watch.during(DATA_PLANE, CALL_S):
-                endpoint = job.listen(self._stop, order.plan, terms)
+                endpoint = job.listen(self._stop, wire_plan(order.plan), terms)
             self._say(
                 pb.ReceiveResponse(ready=pb.ReceiveReady(endpoint=endpoint, token=terms.token, prefault_s=prefault_s))
             )
 
             remaining_s = self._started(inbox)
             with running.watch.during(DATA_PLANE, order.plan.no_progress_s):
-                outcome = job.run(self._stop, remaining_s, self._heard)
+                outcome = job.run(self._stop, remaining_s, self._heard, carried_bytes(self._parts))
             attributes = wire_attributes(order.plan, size_bytes, outcome)
             telemetry.set_attributes(trace.get_current_span(), attributes)
-            # Nothing of ours can write into the slot any more when the host is asked to vouch for it.
-            job.close()
-
-            receipt = self._attested(inbox.next("finish").finish, outcome.crcs)
+            receipt, outcome = self._vouched(job, inbox, outcome)
         self._received(receipt, outcome)
+
+    def _vouched(self, job: PlaneJob, inbox: Inbox, outcome: Outcome) -> tuple[Receipt, Outcome]:
+        """The host's receipt for what has landed, and how it landed."""
+        # Nothing of ours can write into the slot any more when the host is asked to vouch for it.
+        job.close()
+        return self._attested(inbox.next("finish").finish, outcome.crcs), outcome
 
     def _started(self, inbox: Inbox) -> float:
         """Wait until the source is frozen. Returns the seconds left, by which the move ends from now on."""
         deadline_s = self._order.plan.deadline_s
-        remaining_s = inbox.next("start").start.remaining_s
+        start = inbox.next("start").start
+        remaining_s, self._parts = start.remaining_s, wire.parts_from(start.parts)
+        if self._parts:
+            require_parts(self._parts, self._order.layout.region_bytes)
         if not 0 < remaining_s <= deadline_s:
             raise BadRequest(f"{remaining_s} s are left of {deadline_s} s", reason="BAD_DEADLINE")
         self._running.end_by(
@@ -233,13 +242,15 @@ class DestinationMove:
             traceparents=sorted({*outcome.traceparents}),
             **coding_fields(outcome, "codec_"),
         )
+        coding = outcome.coding
         self._say(
             pb.ReceiveResponse(
                 verified=pb.ReceiveVerified(
                     receipt=wire.receipt_to(receipt),
                     verify_s=outcome.verify_s,
                     wire_s=outcome.wire_s,
-                    decode_bytes_per_s=outcome.coding.rate_Bps if outcome.coding is not None else 0.0,
+                    decode_bytes_per_s=coding.rate_Bps if coding is not None else 0.0,
+                    decode_threads=coding.threads if coding is not None else 0,
                 )
             )
         )

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from mover.parallel import Together
 from mover.verification import Checks, Lane
 from worldline.errors import Cancelled, DataLoss
+from worldline.made import fill_crc
 from worldline.plan import Chunk
 from worldline.receipt import chunk_mismatch
-from worldline.transport import ReceiveLink
+from worldline.transport import Landed, ReceiveLink
 
 _TICK_S = 0.1
 WHERE = "on the way or in the landing memory"
@@ -53,7 +54,7 @@ class Receiving:
         """
         start = time.monotonic()
         try:
-            wanted = self._round(self._links, tick)
+            wanted = self._round(self._links, tick, made=True)
             first_s = self._last_byte - start
             if wanted:
                 self._require_time(wanted, first_s)
@@ -76,15 +77,18 @@ class Receiving:
 
     def cancel(self) -> None:
         """Make `run` end soon. Any thread."""
-        self._cancelled = True
         self._close()
 
     def _close(self) -> None:
+        self._cancelled = True
         for link in self._links:
             link.close()
 
-    def _round(self, links: Sequence[ReceiveLink], tick: Callable[[], None]) -> list[int]:
-        """Receive until every stream has ended its round and all is checked. Returns the chunks that are not good."""
+    def _round(self, links: Sequence[ReceiveLink], tick: Callable[[], None], *, made: bool = False) -> list[int]:
+        """Receive until every stream has ended its round and all is checked. Returns the chunks that are not good.
+
+        With `made`, what is not sent is checked beside the streams: where it is not what it should be, it is wanted.
+        """
         if self._cancelled:
             raise Cancelled("the move was cancelled", reason="LINK_CLOSED")
         self._ended.clear()
@@ -102,7 +106,9 @@ class Receiving:
                 for link in waiting:
                     link.busy()
 
-        streams = [lambda link=link: self._stream(link) for link in links]
+        streams: list[Callable[[], None]] = [lambda link=link: self._stream(link) for link in links]  # type: ignore[misc]
+        if made:
+            streams.append(self._check_made)
         Together(streams, self._close, "receive").wait(_TICK_S, beat)
         self._last_byte = time.monotonic()
         Together([self._lane.drain], self._close, "drain").wait(_TICK_S, beat)
@@ -116,9 +122,17 @@ class Receiving:
         with self._lock:
             self._ended.add(link)
 
+    def _check_made(self) -> None:
+        for chunk in self._checks.chunks:
+            if chunk.fill and not self._cancelled:
+                with self._lock:
+                    self.landed_bytes += chunk.size_bytes
+                self._lane.landed(Landed(chunk, fill_crc(chunk.fill, chunk.size_bytes)))
+
     def _require_time(self, wanted: Sequence[int], first_s: float) -> None:
         chunks = self._checks.chunks
-        share = sum(chunks[index].size_bytes for index in wanted) / sum(chunk.size_bytes for chunk in chunks)
+        sent_bytes = sum(chunk.size_bytes for chunk in chunks if not chunk.fill)
+        share = sum(chunks[index].size_bytes for index in wanted) / max(1, sent_bytes)
         if time.monotonic() + share * first_s > self._deadline:
             raise self._loss(wanted, "and the deadline leaves no time to send them again")
 

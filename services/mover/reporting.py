@@ -11,14 +11,18 @@ from worldline.telemetry import Attribute
 
 def wire_attributes(plan: Plan, region_bytes: int, outcome: Outcome) -> dict[str, Attribute]:
     """Attributes of a span; times in seconds, sizes in bytes, rates in bytes/s."""
-    sizes = [chunk.size_bytes for chunk in plan.chunks(region_bytes)]
-    # A region that is smaller than the tail has none.
-    tail = sizes[-len(plan.tail_bytes) :] if sum(plan.tail_bytes) < region_bytes and plan.tail_bytes else []
+    chunks = plan.chunks(region_bytes)
+    sizes = [chunk.size_bytes for chunk in chunks if not chunk.fill]
+    # What is sent last has no tail if it is smaller than that.
+    last = sizes[len(sizes) - len(plan.tail_bytes) :]
+    tail = last if tuple(last) == plan.tail_bytes else []
     attributes: dict[str, Attribute] = {
-        "chunk.count": len(sizes),
+        "chunk.count": len(chunks),
         "chunk.bytes": plan.chunk_bytes,
         "chunk.tail_bytes": ",".join(map(str, tail)),
         "chunk.retried": outcome.retried_chunks,
+        "motion.made_bytes": plan.made_bytes,
+        "motion.sent_bytes": region_bytes - plan.made_bytes,
         "wire.s": outcome.wire_s,
         "verify.exposed_s": outcome.verify_s,
     }
@@ -27,6 +31,8 @@ def wire_attributes(plan: Plan, region_bytes: int, outcome: Outcome) -> dict[str
     if outcome.coding is not None:
         attributes.update(coding_fields(outcome, "codec."))
         attributes["codec.Bps_a_thread"] = outcome.coding.rate_Bps
+        if outcome.coding.wire_bytes:
+            attributes["codec.ratio"] = outcome.coding.wire_bytes / (region_bytes - plan.made_bytes)
     return attributes
 
 

@@ -20,13 +20,13 @@ CALL_S = 5.0
 # Slower than this no memory is faulted in, unless something is wrong.
 _PREFAULT_BPS = 200e6
 # However large a stranger says that its region is.
-_LONGEST_RESERVE_S = 120.0
+LONGEST_RESERVE_S = 120.0
 DATA_PLANE = "data plane of this mover"
 
 
 def reserve_s(region_bytes: int) -> float:
     """Seconds that reserving or mapping a region may take."""
-    return min(CALL_S + region_bytes / _PREFAULT_BPS, _LONGEST_RESERVE_S)
+    return min(CALL_S + region_bytes / _PREFAULT_BPS, LONGEST_RESERVE_S)
 
 
 class Running:

@@ -1,6 +1,7 @@
 """The sending half of the pipeline: checksum a piece of the source region, put it on a stream while it is in cache.
 
-In a coded move the first round takes its pieces from threads that code ahead; what is wanted again is sent raw.
+In a coded move the first round takes its pieces from threads that code ahead; what is wanted again is sent raw. Chunks
+that the destination makes are read for their checksums only, on a thread beside the streams.
 """
 
 from __future__ import annotations
@@ -54,7 +55,8 @@ class Sending:
         self._ahead = ahead
         self._checksum = checksum
         self._crcs: list[int | None] = [None] * len(chunks)
-        self._left: Iterator[Chunk] = iter(chunks)
+        self._left: Iterator[Chunk] = iter([chunk for chunk in chunks if not chunk.fill])
+        self._made = [chunk for chunk in chunks if chunk.fill]
         self._lock = threading.Lock()
         self._cancelled = False
 
@@ -69,16 +71,16 @@ class Sending:
             raise Cancelled("the move was cancelled before its first byte", reason="LINK_CLOSED")
         start = time.monotonic()
         streams = [lambda number=number: self._stream(number) for number in range(len(self._links))]
-        Together(streams, self._close, "send").wait(_TICK_S, tick)
+        Together([*streams, self._check_made], self._close, "send").wait(_TICK_S, tick)
         crcs = tuple(crc for crc in self._crcs if crc is not None)
         return Sent(crcs, self.retried_chunks, time.monotonic() - start)
 
     def cancel(self) -> None:
         """Make `run` end soon. Any thread."""
-        self._cancelled = True
         self._close()
 
     def _close(self) -> None:
+        self._cancelled = True
         if self._ahead is not None:
             self._ahead.cancel()
         for link in self._links:
@@ -101,6 +103,17 @@ class Sending:
             self._send(link, self._chunks[index])
         if link.finish():
             raise BadRequest("the receiver wants chunks a third time", reason="BAD_ANSWER")
+
+    def _check_made(self) -> None:
+        """Checksums of what is not sent: of the bytes that lie there, whatever they are."""
+        for chunk in self._made:
+            if self._cancelled:
+                return
+            crc, end = 0, chunk.offset + chunk.size_bytes
+            for at in range(chunk.offset, end, PIECE_BYTES) if self._checksum else ():
+                with self._region[at : min(at + PIECE_BYTES, end)] as piece:
+                    crc = crc32(piece, crc)
+            self._keep(chunk, crc)
 
     def _stream_coded(self, number: int, link: SendLink, ahead: Ahead) -> None:
         """One stream's first round. Some chunks are always reserved: their pieces are coded before their turn."""
@@ -154,7 +167,8 @@ class Sending:
         self._keep(chunk, crc)
 
     def _keep(self, chunk: Chunk, crc: int) -> None:
-        before, self._crcs[chunk.index] = self._crcs[chunk.index], crc
+        with self._lock:
+            before, self._crcs[chunk.index] = self._crcs[chunk.index], crc
         if before is not None and before != crc:
             raise _torn(chunk, before, crc)
         with self._lock:

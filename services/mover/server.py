@@ -19,9 +19,9 @@ from mover.receive import DestinationMove, order_from
 from mover.registration import Registration
 from mover.running import CALL_S, Running
 from mover.settings import MoverSettings
+from mover.staged import StagedDestination, StagedSource
 from mover.stop import Stop
 from mover.streaming import Outbox, relay
-from mover.transports import require_codec
 from mover.verification import PLACEMENTS
 from worldline import rpc, telemetry, wire
 from worldline.errors import BadRequest, Cancelled, NotAllowed, Unsupported, WorldlineError
@@ -34,6 +34,16 @@ SERVICE = "worldline.v1.MoverService"
 _MOVE_BEAT_S = 1.0
 _DRAIN_S = 5.0
 _PROBE_AGAIN_S = (0.1, 0.5, 2.0)
+
+
+def _source(plan: Plan) -> type[SourceMove]:
+    """What carries a move away from this node."""
+    return StagedSource if plan.staged else PulledSource if hosts_carry(plan) else SourceMove
+
+
+def _destination(plan: Plan) -> type[DestinationMove]:
+    """What carries a move to this node."""
+    return StagedDestination if plan.staged else PulledDestination if hosts_carry(plan) else DestinationMove
 
 
 class MoverService(MoverServiceServicer):
@@ -66,8 +76,7 @@ class MoverService(MoverServiceServicer):
         with self._flights.out(order.fence.move_id, stop):
             running = self._running(stop)
             try:
-                carried = PulledSource if hosts_carry(order.plan) else SourceMove
-                move = carried(running, order, outbox.progress)
+                move = _source(order.plan)(running, order, outbox.progress)
                 yield from relay(
                     context,
                     stop,
@@ -91,8 +100,7 @@ class MoverService(MoverServiceServicer):
         with self._flights.incoming(order.fence.move_id, stop):
             running = self._running(stop)
             try:
-                carried = PulledDestination if hosts_carry(order.plan) else DestinationMove
-                move = carried(running, order, outbox.put, outbox.progress)
+                move = _destination(order.plan)(running, order, outbox.put, outbox.progress)
                 yield from relay(
                     context,
                     stop,
@@ -158,7 +166,6 @@ class MoverService(MoverServiceServicer):
 
     def _require_plan(self, plan: Plan) -> None:
         require_carrier(plan)
-        require_codec(plan.codec, plan.transport)
         if plan.transport not in self._settings.transport_names:
             raise Unsupported(
                 f"transport {plan.transport!r} is not on this mover; it has {self._settings.transports}",
@@ -262,6 +269,7 @@ class Mover:
             verify_threads=self._settings.lane_threads,
             placements=[int(placement) for placement in (*PLACEMENTS, Placement.DEVICE)],  # type: ignore[misc]
             codecs=CODECS,
+            codec_threads=self._settings.codec_threads,
         )
         self._registration = Registration(self._channels, self._settings.admission, registration, self._beat)
         self._registration.start()

@@ -261,6 +261,7 @@ class FakeMover(mover_grpc.MoverServiceServicer):
     corrupt: Callable[[mover_pb.MoveResponse], None] | None = None
     requests: list[mover_pb.MoveRequest] = field(default_factory=list)
     broken_off: int = 0
+    verified_at_s: dict[str, float] = field(default_factory=dict)  # by move
     on_probe: Callable[[mover_pb.ProbeRequest], mover_pb.ProbeResponse] | None = None
 
     def __post_init__(self) -> None:
@@ -305,6 +306,7 @@ class FakeMover(mover_grpc.MoverServiceServicer):
         last = self._receipts(request, held)
         if self.corrupt is not None:
             self.corrupt(last)
+        self.verified_at_s[fence.move_id] = time.time()
         yield last
 
     def _receipts(self, request: mover_pb.MoveRequest, held: Held) -> mover_pb.MoveResponse:

@@ -82,7 +82,7 @@ moves = st.lists(st.builds(InFlight, st.just("m-1"), seconds, st.booleans(), st.
     tuple
 )
 checksums = st.builds(Checksum, st.floats(1e6, 1e11), st.integers(1, 64))
-codecs = st.builds(Codec, st.just("zstd"), st.floats(0.05, 1), rates, rates)
+codecs = st.builds(Codec, st.just("zstd"), st.floats(0.05, 1), rates, rates, st.booleans())
 port_moves = st.lists(
     st.builds(
         PortMove,

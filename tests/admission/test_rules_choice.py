@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from rules_samples import ANS, CRC_ENGINE, EVERYTHING, MG2, on, questions
 
 from admission.rules import RULES, Checksum, Codec, InFlight, Mode, Offers, Path, Question, choose, evaluate
-from admission.rules.choice import TIE_S, halving_tail
+from admission.rules.choice import CODEC_PAYS, TIE_S, tail_of
 from admission.rules.cost import predict
 from worldline.contract import Contract, ContractClass, Tier
 from worldline.plan import Placement, Plan
@@ -101,12 +101,21 @@ def test_nothing_that_is_offered_is_better(question: Question) -> None:
         assert chosen.margin_s >= max(item.margin_s for item in raw) - TIE_S - 1e-9
 
 
-@given(st.integers(1, 1 << 40), st.integers(1, 1 << 18).map(lambda pages: pages * 4096))
-def test_a_tail_is_one_that_a_plan_takes(state_bytes: int, chunk_bytes: int) -> None:
-    tail = halving_tail(state_bytes, chunk_bytes)
-    assert all(0 < size <= chunk_bytes for size in tail)
-    assert sum(tail) < state_bytes
+@given(
+    st.integers(1, 1 << 40),
+    st.integers(1, 1 << 18).map(lambda pages: pages * 4096),
+    st.floats(1e6, 1e12),
+    st.none() | st.floats(1e6, 1e12),
+)
+def test_a_tail_is_one_that_a_plan_takes(
+    state_bytes: int, chunk_bytes: int, wire_Bps: float, crc_Bps: float | None
+) -> None:
+    lane = Checksum(crc_Bps) if crc_Bps else None
+    asked = replace(MG2, state_bytes=state_bytes, bandwidth_Bps=wire_Bps, destination_crc=lane)
+    tail = tail_of(replace(asked, chunk_bytes=chunk_bytes))
+    assert all(0 < size < chunk_bytes for size in tail)
     assert list(tail) == sorted(tail, reverse=True)
+    assert not tail or (crc_Bps and crc_Bps > wire_Bps)
     Plan("tcp", chunk_bytes, 1, Placement.PIPELINED, 1, 1, 1, tail_bytes=tail)
 
 
@@ -122,14 +131,15 @@ def test_pipelined_is_what_the_chunks_of_the_plan_take(
     state_bytes: int, chunk_bytes: int, with_tail: bool, wire_Bps: float, crc_Bps: float
 ) -> None:
     """Chunk by chunk: each lands after the one before it, and is checked after it landed and the lane is free."""
-    tail = halving_tail(state_bytes, chunk_bytes) if with_tail else ()
+    asked = replace(MG2, state_bytes=state_bytes, bandwidth_Bps=wire_Bps, destination_crc=Checksum(crc_Bps))
+    asked = replace(asked, chunk_bytes=chunk_bytes)
+    tail = tail_of(asked) if with_tail else ()
     plan = Plan("tcp", chunk_bytes, 1, Placement.PIPELINED, 1, 1, 1, tail_bytes=tail)
     landed_s = checked_s = 0.0
     for chunk in plan.chunks(state_bytes):
         landed_s += chunk.size_bytes / wire_Bps
         checked_s = max(checked_s, landed_s) + chunk.size_bytes / crc_Bps
-    asked = replace(MG2, state_bytes=state_bytes, bandwidth_Bps=wire_Bps, destination_crc=Checksum(crc_Bps))
-    stages = predict(replace(asked, chunk_bytes=chunk_bytes, tail_bytes=tail))
+    stages = predict(replace(asked, tail_bytes=tail))
     predicted_s = stages.wire_s + stages.exposed_s
     assert checked_s <= predicted_s * (1 + 1e-9)
     # It counts the body's last chunk as a whole one.
@@ -139,9 +149,23 @@ def test_pipelined_is_what_the_chunks_of_the_plan_take(
 def test_a_tail_schedule_is_used_where_the_last_checksum_shows() -> None:
     asked = on(100, destination_crc=CRC_ENGINE, chunk_bytes=256 << 20, offers=Offers(tail=True))
     chosen = choose(asked)
-    assert chosen.tail_bytes == (128 << 20, 64 << 20, 32 << 20, 16 << 20)
+    # A wire of 12.5 GB/s under a lane four times as fast or faster: down to the least chunk in quarters.
+    assert chosen.tail_bytes == tuple((256 << 20) >> 2 * step for step in range(1, 7))
     assert chosen.stages.exposed_s < choose(replace(asked, offers=Offers())).stages.exposed_s / 4
     assert choose(replace(asked, chunk_bytes=4 << 20)).tail_bytes == ()  # it would save less than a tie
+
+
+def test_on_a_measured_path_a_tail_is_taken_where_there_is_one() -> None:
+    """Its B has the last checksum in it: the prediction is the same with and without."""
+    path = Path("tcp", 12.5e9, 0.02, placements=(Placement.PIPELINED,), verified=True)
+    asked = on(100, destination_crc=CRC_ENGINE, offers=Offers(paths=(path,), tail=True))
+    chosen = choose(asked)
+    assert chosen.tail_bytes == (1 << 20, 1 << 18, 1 << 16)
+    assert chosen.stages == choose(replace(asked, offers=Offers(paths=(path,)))).stages
+    slow = replace(asked, destination_crc=Checksum(1e9))  # behind the wire no chunk is small enough
+    assert choose(slow).tail_bytes == ()
+    after = replace(path, placements=(Placement.SEQUENTIAL,))
+    assert choose(replace(asked, offers=Offers(paths=(after,), tail=True))).tail_bytes == ()
 
 
 def test_smaller_chunks_are_weighed_against_what_each_costs() -> None:
@@ -179,6 +203,12 @@ def test_a_codec_shortens_an_evacuation_even_where_raw_would_do() -> None:
     assert choose(bulk).codec == ANS
     slow = Codec("zstd", 0.6, 1e9, 2e9)
     assert choose(replace(bulk, offers=Offers(codecs=(None, slow)))).codec is None
+    # Beside the wire it is never slower than raw, but what it saves must be worth its processors.
+    beside = replace(slow, beside=True)
+    assert choose(replace(bulk, offers=Offers(codecs=(None, beside)))).codec == beside
+    hardly = replace(beside, encode_Bps=0.3e9)
+    assert CODEC_PAYS < predict(replace(bulk, codec=hardly)).total_s / predict(bulk).total_s < 1
+    assert choose(replace(bulk, offers=Offers(codecs=(None, hardly)))).codec is None
 
 
 def test_a_rejected_plan_is_the_one_that_comes_nearest() -> None:

@@ -94,7 +94,7 @@ def test_a_watcher_is_told_when_the_term_ends(cluster: Cluster) -> None:
     gate.set()
     cluster.movers["mover-a"].gate = gate
     with pytest.raises(grpc.RpcError) as caught:
-        next(watching)
+        list(watching)
     assert caught.value.code() is grpc.StatusCode.UNAVAILABLE  # type: ignore[attr-defined]
 
 

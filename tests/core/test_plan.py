@@ -54,6 +54,8 @@ def test_chunks_cover_the_region_once(region: int, pages: int, tail: list[int]) 
         ("tail_bytes", (1 << 21,)),
         ("deadline_s", 0.0),
         ("deadline_s", float("nan")),
+        ("codec", "ans"),
+        ("staged", True),
         ("max_freeze_s", float("inf")),
         ("no_progress_s", -1.0),
     ],
@@ -83,6 +85,14 @@ def test_every_field_is_in_the_digest() -> None:
         {"codec": "zstd"},
     ):
         assert plan(**change).digest != base.digest
+
+
+def test_staged_is_in_the_digest_and_over_the_wire() -> None:
+    straight = plan(placement=Placement.DEVICE)
+    staged = plan(placement=Placement.DEVICE, staged=True)
+    coded = plan(placement=Placement.DEVICE, staged=True, codec="ans")
+    assert len({straight.digest, staged.digest, coded.digest}) == 3
+    assert wire.plan_from(wire.plan_to(coded)) == coded
 
 
 def test_whole_seconds_make_the_same_plan() -> None:

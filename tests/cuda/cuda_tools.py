@@ -11,12 +11,13 @@ from pathlib import Path
 import torch
 
 from enginehost.cuda.device import CudaDevice
-from enginehost.destination import Destination, PullFrom
+from enginehost.destination import Destination
 from enginehost.engines.window_rewrite import WindowRewriteEngine
 from enginehost.host import Host
 from enginehost.lifecycle import Lifecycle, Wanted
 from enginehost.session import Session
 from enginehost.settings import EngineHostSettings
+from enginehost.shadow import PullFrom
 from enginehost.source import Source
 from worldline.manifest import Manifest
 from worldline.move import Fence, RegionRef
@@ -74,18 +75,21 @@ class CudaHost:
         for session in self.host.sessions.held():
             session.let_go()
         self.host.regions.close()
+        self.host.suspended.close()
 
 
 class ByHand:
     """A move between two hosts of this process."""
 
-    def __init__(self, source: CudaHost, destination: CudaHost, session: Session, epoch: int = 1) -> None:
-        self.source, self.destination, self.session_id = source, destination, session.session_id
+    def __init__(
+        self, source: CudaHost, destination: CudaHost, session: Session, epoch: int = 1, plan: Plan = PLAN
+    ) -> None:
+        self.source, self.destination, self.session_id, self.plan = source, destination, session.session_id, plan
         self.fence = Fence(str(uuid.uuid4()), session.session_id, epoch, 1, 1)
 
     def stage(self) -> None:
         """Register, and stage with the source's region mapped."""
-        registered = self.source.source.register(self.session_id, self.fence, PLAN)
+        registered = self.source.source.register(self.session_id, self.fence, self.plan)
         region = RegionRef(self.source.host.host_id, registered.ticket, registered.device_id)
         self.destination.destination.stage(
             self.fence,
@@ -93,7 +97,8 @@ class ByHand:
             registered.descriptor,
             registered.fingerprint,
             10.0,
-            PullFrom(region, PLAN),
+            PullFrom(region, self.plan),
+            self.plan,
         )
 
     def freeze(self) -> Manifest:
@@ -103,7 +108,7 @@ class ByHand:
     def pull(self, flip: Collection[int] = ()) -> list[int]:
         """Pull everything. Returns the slot's checksums."""
         return self.destination.destination.pull(
-            self.fence, PLAN, (), flip=frozenset(flip), wanted=lambda: True, timeout_s=10.0
+            self.fence, self.plan, (), flip=frozenset(flip), wanted=lambda: True, timeout_s=10.0
         ).crcs
 
     def receipts(self) -> Receipt:
@@ -111,10 +116,10 @@ class ByHand:
         self.stage()
         manifest = self.freeze()
         pulled = self.pull()
-        crcs, _ = self.source.source.checksum(self.fence, PLAN, 10.0)
+        crcs = list(self.source.source.checksum(self.fence, self.plan, 10.0).chunk_crcs)
         assert crcs == pulled
-        self.destination.destination.attest(self.fence, manifest, PLAN, crcs, 10.0)
-        return self.source.source.attest(self.fence, manifest, PLAN, crcs)
+        self.destination.destination.attest(self.fence, manifest, self.plan, crcs, 10.0)
+        return self.source.source.attest(self.fence, manifest, self.plan, crcs)
 
     def take(self, receipt: Receipt) -> Session:
         """Release and commit. Returns the session there."""
@@ -125,12 +130,12 @@ class ByHand:
 
 
 @contextmanager
-def two_hosts(directory: Path) -> Iterator[tuple[CudaHost, CudaHost]]:
+def two_hosts(directory: Path, **values: object) -> Iterator[tuple[CudaHost, CudaHost]]:
     """Hosts on the first and the last GPU."""
     here, there = first_and_last()
-    first = CudaHost(directory, "host-a", here)
+    first = CudaHost(directory, "host-a", here, **values)
     try:
-        second = CudaHost(directory, "host-b", there)
+        second = CudaHost(directory, "host-b", there, **values)
         try:
             yield first, second
         finally:

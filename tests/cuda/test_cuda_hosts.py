@@ -103,7 +103,7 @@ def test_a_flip_at_the_source_between_copy_and_checksum(hosts: tuple[CudaHost, C
     region = session.require_copy().slot.arena.tensor()
     region[70_000:70_001].bitwise_xor_(1)
     torch.cuda.synchronize()
-    crcs, _ = first.source.checksum(move.fence, PLAN, 10.0)
+    crcs = list(first.source.checksum(move.fence, PLAN, 10.0).chunk_crcs)
     assert [index for index, pair in enumerate(zip(crcs, pulled, strict=True)) if pair[0] != pair[1]] == [1]
     second.destination.drop(move.fence, 10.0)
     first.source.resume(move.fence, reinstate=False)

@@ -72,7 +72,11 @@ def test_a_tree_comes_back_from_a_slot() -> None:
     given = state(on.torch_device)
     captured = tree.capture(given, on.torch_device)  # type: ignore[arg-type]
     budget = Budget(MIB * 4)
-    slot = Slot("s", captured.layout, budget.reserve(captured.layout.region_bytes, "test"), on)
+    slot = Slot(
+        captured.layout,
+        on.allocate("s", captured.layout.region_bytes, budget.reserve(captured.layout.region_bytes, "test")),
+        on,
+    )
     flattened = slot.flatten(captured)
     assert flattened.copied_bytes > 0
     back = slot.rehydrate()
@@ -97,7 +101,11 @@ def test_leaves_that_have_changed_places_are_put_right() -> None:
     captured = tree.capture(
         {"a": torch.ones(64, device=on.torch_device), "b": torch.zeros(64, device="cuda:0")}, on.torch_device
     )
-    slot = Slot("s", captured.layout, Budget(MIB).reserve(captured.layout.region_bytes, "test"), on)
+    slot = Slot(
+        captured.layout,
+        on.allocate("s", captured.layout.region_bytes, Budget(MIB).reserve(captured.layout.region_bytes, "test")),
+        on,
+    )
     slot.flatten(captured)
     back = slot.rehydrate()
     swapped = {"a": back["b"], "b": back["a"]}  # type: ignore[index, call-overload]

@@ -67,7 +67,8 @@ def test_one_trace_a_move(receiver: tuple[Receiver, str], tmp_path_factory: pyte
             step(play)
             move = client.move(session.session_id, "host-b", timeout_s=60)
             step(play)
-        assert move.state == move_pb2.MOVE_STATE_MOVED
+            coded = client.wait(client.request_move(session.session_id, "host-a", codec="zstd").move_id, timeout_s=60)
+        assert move.state == coded.state == move_pb2.MOVE_STATE_MOVED
         assert len(move.trace_id) == 32
 
         def names() -> set[str]:
@@ -90,3 +91,10 @@ def test_one_trace_a_move(receiver: tuple[Receiver, str], tmp_path_factory: pyte
         assert heartbeats == []
         logs = fleet.directory.glob("*.log")
         assert any(move.trace_id in path.read_text() for path in logs)
+
+        told = {f"worldline.codec.{name}_pieces" for name in ("coded", "zero", "raw", "late")}
+        told |= {"worldline.chunk.tail_bytes", "worldline.codec.ratio"}
+        until(
+            "the coded move's wire says which pieces went raw, and why",
+            lambda: any(told <= set(keys) for _, name, keys in collected.of(coded.trace_id) if name == "wire"),
+        )

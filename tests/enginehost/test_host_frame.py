@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from random_tree import RandomTreeEngine
 
 from enginehost import tree
-from enginehost.arena import Budget
+from enginehost.arena import Arena, Budget
 from enginehost.slots import Slot
 from worldline.engine import StateTree
 
@@ -19,7 +19,10 @@ MIB = 1 << 20
 def slot_of(given_tree: StateTree) -> Slot:
     """A slot that holds the tree."""
     captured = tree.capture(given_tree)
-    slot = Slot("x", captured.layout, Budget(MIB).reserve(captured.layout.region_bytes, "test"))
+    slot = Slot(
+        captured.layout,
+        Arena("x", captured.layout.region_bytes, Budget(MIB).reserve(captured.layout.region_bytes, "test")),
+    )
     slot.flatten(captured)
     return slot
 

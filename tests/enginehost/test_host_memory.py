@@ -71,7 +71,7 @@ def test_closing_returns_the_memory_even_while_views_are_left() -> None:
     budget, before = Budget(1 << 24), descriptors()
     captured = tree.capture({"a": torch.ones(1 << 20)})
     size = captured.layout.region_bytes
-    slot = Slot("x", captured.layout, budget.reserve(size, "test"))
+    slot = Slot(captured.layout, Arena("x", captured.layout.region_bytes, budget.reserve(size, "test")))
     slot.flatten(captured)
     assert budget.free_bytes == (1 << 24) - size
     assert shared_bytes() >= size

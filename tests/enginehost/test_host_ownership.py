@@ -34,13 +34,17 @@ VERBS = {
     "activate": lambda o, f: (o.activate(f), None),
     "drop": lambda o, f: (o.drop(f), None),
 }
-steps = st.tuples(st.sampled_from([*VERBS, "thaw", "suspend", "wake"]), st.integers(0, 2), st.integers(1, 3))
+steps = st.tuples(
+    st.sampled_from([*VERBS, "thaw", "suspend", "set_aside", "wake"]), st.integers(0, 2), st.integers(1, 3)
+)
 
 
 def apply(owner: Ownership, step: tuple[str, int, int]) -> Ownership:
     verb, move, epoch = step
     if verb == "thaw":
         return owner.thaw(MOVES[move])
+    if verb == "set_aside":
+        return owner.set_aside(MOVES[move])
     if verb in ("suspend", "wake"):
         return owner.suspend() if verb == "suspend" else owner.wake()
     return VERBS[verb](owner, fence(move, epoch))[0]

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from enginehost import tree
-from enginehost.arena import Budget
+from enginehost.arena import Arena, Budget
 from enginehost.slots import Slot
 from worldline.engine import StateTree
 from worldline.errors import BadRequest, Mismatch, Unmovable
@@ -94,9 +94,13 @@ def assert_same(left: object, right: object) -> None:
 def moved(state: StateTree, budget: Budget) -> tuple[StateTree, Slot, Slot]:
     """The tree after it went through two slots, byte by byte."""
     captured = tree.capture(state)
-    first = Slot("a", captured.layout, budget.reserve(captured.layout.region_bytes, "test"))
+    first = Slot(
+        captured.layout, Arena("a", captured.layout.region_bytes, budget.reserve(captured.layout.region_bytes, "test"))
+    )
     first.flatten(captured)
-    second = Slot("b", captured.layout, budget.reserve(captured.layout.region_bytes, "test"))
+    second = Slot(
+        captured.layout, Arena("b", captured.layout.region_bytes, budget.reserve(captured.layout.region_bytes, "test"))
+    )
     second.arena.map[:] = first.arena.map[:]
     return second.rehydrate(), first, second
 

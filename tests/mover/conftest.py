@@ -2,6 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import pytest
+
+from mover.codec.ahead import Ahead
 from worldline.testing.leaks import no_leaks
+from worldline.transport import Piece
 
 __all__ = ["no_leaks"]
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Streams wait for the codec, so that what is coded does not depend on who is faster."""
+    take = Ahead.take
+
+    def wait_and_take(self: Ahead, stream: int) -> tuple[Piece, Sequence[memoryview]]:
+        with self._changed:
+            head = self._feeds[stream].tasks[0]
+            self._changed.wait_for(lambda: head.piece is not None or self._closed)
+        return take(self, stream)
+
+    monkeypatch.setattr(Ahead, "take", wait_and_take)

@@ -9,9 +9,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from mover.codec.runs import Run
 from mover.job import Job
 from mover.messages import Outcome, WireFault
+from worldline.codec.runs import Run
 from worldline.errors import WorldlineError
 from worldline.move import new_token
 from worldline.plan import Placement, Plan
@@ -59,12 +59,13 @@ def move(
     faults: Sequence[WireFault] = (),
     remaining_s: float = 20.0,
     runs: Sequence[Run] = (),
+    landing: bytes = b"",
 ) -> Moved:
-    """One move of `content`, or of so many random bytes, between two memfds."""
+    """One move of `content`, or of so many random bytes, between two memfds; `landing` is in the slot before."""
     content = os.urandom(content) if isinstance(content, int) else content
     size_bytes = len(content)
     terms = Terms(str(uuid.uuid4()), new_token(), plan.streams, plan.no_progress_s)
-    with memory(content) as source, memory(b"\x5a" * size_bytes) as slot, ThreadPoolExecutor(2) as pool:
+    with memory(content) as source, memory(landing or b"\x5a" * size_bytes) as slot, ThreadPoolExecutor(2) as pool:
         sender, receiver = Job(transports, 1, 2), Job(transports, 2, 2)
         try:
             sender.map(os.dup(source), size_bytes, writable=False)

@@ -6,7 +6,7 @@ import dataclasses
 import json
 import os
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -19,14 +19,14 @@ from mover_moves import Moved, move, plan
 from mover.codec.ahead import Ahead
 from mover.codec.behind import BUFFERS, Behind
 from mover.codec.counts import Coding
-from mover.codec.planes import is_zero, join, split
-from mover.codec.runs import Cutter, Run, runs_of
-from mover.codec.zstd import Coder
 from mover.messages import Outcome, WireFault, coding_from
-from mover.transports import NAMES, TransportConfig, open_transports, require_codec
+from mover.transports import TransportConfig, open_transports
 from mover.verification import PLACEMENTS, Checks, lane_for
+from worldline.codec.planes import is_zero, join, split
+from worldline.codec.runs import Cutter, Run, runs_of
+from worldline.codec.zstd import Coder
 from worldline.crc import crc32
-from worldline.errors import BadRequest, Cancelled, DataLoss, Unsupported
+from worldline.errors import BadRequest, Cancelled, DataLoss
 from worldline.layout import DTYPE_BYTES, Layout, Leaf, LeafKind, aligned
 from worldline.plan import Chunk, Placement
 from worldline.receipt import whole_crc
@@ -34,6 +34,7 @@ from worldline.transport import MAX_PIECE_BYTES, Landed, Piece, Transport
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
 
+TRANSPORTS = ("tcp", "local")
 KINDS = ("noise", "zeros", "bf16", "fp32", "mixed")
 
 
@@ -56,24 +57,10 @@ def content_of(kind: str, size_bytes: int, seed: int = 1) -> bytes:
 
 @pytest.fixture(scope="module")
 def transports() -> Iterator[dict[str, Transport]]:
-    opened = open_transports(("tcp", "local"), TransportConfig())
+    opened = open_transports(TRANSPORTS, TransportConfig())
     yield opened
     for transport in opened.values():
         transport.close()
-
-
-@pytest.fixture
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Streams wait for the codec, so that what is coded does not depend on who is faster."""
-    take = Ahead.take
-
-    def wait_and_take(self: Ahead, stream: int) -> tuple[Piece, Sequence[memoryview]]:
-        with self._changed:
-            head = self._feeds[stream].tasks[0]
-            self._changed.wait_for(lambda: head.piece is not None or self._closed)
-        return take(self, stream)
-
-    monkeypatch.setattr(Ahead, "take", wait_and_take)
 
 
 def moved(done: Moved) -> tuple[Outcome, Outcome]:
@@ -89,6 +76,7 @@ def moved(done: Moved) -> tuple[Outcome, Outcome]:
 
 @settings(max_examples=25, deadline=None)
 @given(
+    transport=st.sampled_from(TRANSPORTS),
     kind=st.sampled_from(KINDS),
     size_bytes=st.integers(1, 60_000),
     pages=st.integers(1, 6),
@@ -102,6 +90,7 @@ def moved(done: Moved) -> tuple[Outcome, Outcome]:
 @pytest.mark.usefixtures("patient")
 def test_any_coded_plan_carries_any_region_exactly(
     transports: dict[str, Transport],
+    transport: str,
     kind: str,
     size_bytes: int,
     pages: int,
@@ -112,7 +101,7 @@ def test_any_coded_plan_carries_any_region_exactly(
     flips: set[int],
     drops: set[int],
 ) -> None:
-    chosen = plan("tcp", pages * 4096, streams, placement=placement, tail_bytes=tail_bytes, codec="zstd")
+    chosen = plan(transport, pages * 4096, streams, placement=placement, tail_bytes=tail_bytes, codec="zstd")
     ends = np.cumsum([length for length, _ in runs]).tolist()
     cut = [Run(end, width) for end, (_, width) in zip(ends, runs, strict=True)]
     faults = [WireFault("FLIP", chunk, 1, 0.0) for chunk in flips]
@@ -149,7 +138,7 @@ def test_without_a_codec_in_time_all_goes_raw_and_is_counted(
     done = move(transports, plan("tcp", 64 << 10, codec="zstd"), content_of("bf16", size_bytes))
     sent, _ = moved(done)
     assert sent.coding is not None
-    assert (sent.coding.late_pieces, sent.coding.coded_pieces) == (16, 0)
+    assert (sent.coding.late_pieces, sent.coding.late_bytes, sent.coding.coded_pieces) == (16, size_bytes, 0)
     assert sent.coding.wire_bytes == size_bytes
 
 
@@ -165,24 +154,13 @@ def test_a_second_flip_in_the_coded_stream_names_the_chunk(
     assert (done.failure.reason, done.failure.numbers["chunk"]) == ("CHUNK_MISMATCH", 3)
 
 
+@pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize("kind", ["TRUNCATE", "STALL"])
-def test_a_coded_move_that_breaks_ends_both_ends(transports: dict[str, Transport], kind: str) -> None:
-    chosen = plan("tcp", 64 << 10, codec="zstd", no_progress_s=0.5)
+def test_a_coded_move_that_breaks_ends_both_ends(transports: dict[str, Transport], kind: str, transport: str) -> None:
+    chosen = plan(transport, 64 << 10, codec="zstd", no_progress_s=0.5)
     done = move(transports, chosen, content_of("bf16", 1 << 20), [WireFault(kind, 3, 1, 5.0)])
     assert isinstance(done.failure, Exception)
     assert isinstance(done.sent, Exception)
-
-
-def test_local_carries_no_codec(transports: dict[str, Transport]) -> None:
-    with pytest.raises(Unsupported, match="local"):
-        move(transports, plan("local", codec="zstd"), 4096)
-
-
-@pytest.mark.parametrize("transport", [name for name in NAMES if name != "tcp"])
-def test_a_transport_without_coded_chunks_is_named(transport: str) -> None:
-    with pytest.raises(Unsupported, match=f"{transport}.*over tcp"):
-        require_codec("zstd", transport)
-    require_codec("raw", transport)
 
 
 # --- cutting
@@ -413,5 +391,5 @@ def test_a_codec_that_fails_fails_the_stream(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_counts_survive_the_pipe() -> None:
-    counts = Coding(1, 2, 3, 4, 5, 6, 7, 8.5)
+    counts = Coding(1, 2, 3, 4, 5, 6, 7, 8.5, 9, 10)
     assert coding_from(json.loads(json.dumps(dataclasses.asdict(counts)))) == counts

@@ -95,11 +95,13 @@ def test_a_tail_that_cannot_end_stays_within_a_plan() -> None:
 
 def test_the_trace_tells_the_tail_that_was_executed() -> None:
     plan = plan_of(1 << 20, (1 << 18, 1 << 16))
-    outcome = Outcome((1,), 2, 0.5, 0.01, checked_bytes=100, checking_s=0.5, coding=Coding(7, 1, 2, 3, 4, 0, 200, 0.5))
+    coding = Coding(5 << 19, 1, 2, 3, 4, 0, 200, 0.5, late_bytes=9, threads=2)
+    outcome = Outcome((1,), 2, 0.5, 0.01, checked_bytes=100, checking_s=0.5, coding=coding)
     told = wire_attributes(plan, 5 << 20, outcome)
     assert (told["chunk.tail_bytes"], told["chunk.count"], told["chunk.retried"]) == ("262144,65536", 7, 2)
     assert (told["verify.Bps_a_thread"], told["verify.exposed_s"]) == (200.0, 0.01)
     assert (told["codec.late_pieces"], told["codec.raw_pieces"], told["codec.Bps_a_thread"]) == (4, 3, 400.0)
+    assert (told["codec.late_bytes"], told["codec.threads"], told["codec.ratio"]) == (9, 2, 0.5)
     small = wire_attributes(plan, 1 << 18, Outcome((1,), 0, 0.5, 0.0))
     assert (small["chunk.tail_bytes"], small["chunk.count"]) == ("", 1)
     assert not [name for name in small if name.startswith(("codec.", "verify.Bps"))]

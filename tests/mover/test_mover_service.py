@@ -368,13 +368,6 @@ def test_a_placement_that_is_not_there(pair: Pair, hosts: Hosts) -> None:
     assert hosts[0].calls == []
 
 
-def test_a_codec_that_the_transport_does_not_carry(pair: Pair, hosts: Hosts) -> None:
-    with pytest.raises(Unsupported, match="local") as error:
-        moved(pair.a, request(*hosts, pair.b.address, plan(transport="local", codec="zstd")))
-    assert error.value.reason == "CODEC_UNSUPPORTED"
-    assert hosts[0].calls == []
-
-
 def test_a_transport_that_is_not_there(pair: Pair, hosts: Hosts) -> None:
     with pytest.raises(Unsupported, match="pigeon"):
         moved(pair.a, request(*hosts, pair.b.address, plan(transport="pigeon")))

@@ -8,7 +8,6 @@ from mover.transports import TransportConfig, open_transports
 from worldline.errors import BadRequest, Precondition
 from worldline.move import new_token
 from worldline.testing.coded import CodedConformance
-from worldline.testing.transports import TransportConformance
 from worldline.transport import Terms, Transport
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
@@ -19,7 +18,7 @@ class TestTcp(CodedConformance):
         return open_transports(["tcp"], TransportConfig())["tcp"]
 
 
-class TestLocal(TransportConformance):
+class TestLocal(CodedConformance):
     def open_transport(self) -> Transport:
         return open_transports(["local"], TransportConfig())["local"]
 

@@ -44,20 +44,22 @@ def fleet(tmp_path_factory: pytest.TempPathFactory, devices: tuple[str, str]) ->
 
 
 def test_a_session_over_verbs_is_frame_for_frame_the_same(fleet: Fleet, wire: Callable[[str], None]) -> None:
-    """There and back, with a chunk that is corrupted on the way back: frame for frame the session never moved."""
+    """There raw and back coded, with a chunk that is corrupted on the way back: frame for frame it never moved."""
     wire("delay 2ms loss 1%")
     with Client(fleet.target) as client:
         reference = Reference(client, "host-a")
         session = client.place("window-rewrite", "tiny", 42, host_id="host-a")
         with client.play(session, with_state_crc=True, patience_s=MOVE_S) as play:
-            for number, destination in enumerate(("host-b", "host-a")):
+            for number, (destination, codec) in enumerate((("host-b", "raw"), ("host-a", "zstd"))):
                 assert shown(step(play)) == reference[2 * number]
                 faults = [Fault(FaultKind.FLIP, chunk=0)] if number else []
-                asked = client.request_move(session.session_id, destination, transport="rdma", faults=faults)
+                asked = client.request_move(
+                    session.session_id, destination, transport="rdma", codec=codec, faults=faults
+                )
                 assert asked.verdict.kind == move_pb2.VERDICT_KIND_ADMIT, asked.verdict
                 move = client.wait(asked.move_id, timeout_s=MOVE_S)
                 assert move.state == move_pb2.MOVE_STATE_MOVED, (move.reason, move.message)
-                assert move.plan.transport == "rdma"
+                assert (move.plan.transport, move.plan.codec) == ("rdma", codec)
                 assert move.retried_chunks == number
                 assert move.source_receipt.state_crc == move.destination_receipt.state_crc
                 assert shown(step(play)) == reference[2 * number + 1]

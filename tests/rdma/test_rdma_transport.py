@@ -10,13 +10,13 @@ from rdma_tools import chunks_of, new_stream, open_rdma, send, terms_of, two_hos
 
 from mover.transports import retransmit_floor_s as shared_floor
 from mover.transports.rdma.config import retransmit_floor_s
-from worldline.testing.transports import TransportConformance
+from worldline.testing.coded import CodedConformance
 from worldline.transport import Transport
 
 pytestmark = [pytest.mark.rdma, pytest.mark.usefixtures("no_leaks")]
 
 
-class Conformance(TransportConformance):
+class Conformance(CodedConformance):
     """Patient: the machine may be emulated."""
 
     no_progress_s = 3.0

@@ -12,7 +12,7 @@ import sys
 from importlib.metadata import entry_points
 
 from worldline import __version__
-from worldline.cli import demo, dev, moving, scheduling, showing
+from worldline.cli import battery, bench, cold, demo, dev, inspecting, keeping, moving, scheduling, showing
 from worldline.cli.options import common, tls_of
 from worldline.errors import WorldlineError
 
@@ -25,7 +25,7 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--version", action="version", version=f"worldline {__version__}")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     shared = common()
-    for module in (dev, demo, showing, moving, scheduling):
+    for module in (dev, demo, showing, moving, keeping, scheduling, inspecting, battery, bench, cold):
         module.register(commands, shared)
     for point in entry_points(group=GROUP):
         point.load()(commands, shared)

@@ -11,7 +11,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 from worldline.cli import render
 from worldline.cli.options import Subparsers
 from worldline.client import CLOSED_STATES, Client
-from worldline.plan import CODECS, Placement
+from worldline.plan import ALL_CODECS, Placement
 from worldline.v1 import move_pb2
 
 
@@ -22,7 +22,7 @@ def register(commands: Subparsers, common: argparse.ArgumentParser) -> None:
     asked.add_argument("destination", nargs="?", default="", help="engine host; default: admission picks")
     asked.add_argument("--patience", type=float, default=0.0, metavar="S", help="seconds you would wait on DEFER")
     asked.add_argument("--transport", default="", help="tcp, local, ...; default: admission picks")
-    asked.add_argument("--codec", default="", choices=["", *CODECS], help="default: admission picks")
+    asked.add_argument("--codec", default="", choices=["", *ALL_CODECS], help="default: admission picks")
     asked.add_argument(
         "--placement",
         default="",

@@ -45,13 +45,14 @@ def hosts(options: argparse.Namespace) -> int:
             host.registration.public_address,
             host.registration.mover_id,
             f"{render.human_bytes(host.status.free_bytes)} of {render.human_bytes(host.registration.budget_bytes)}",
+            render.human_bytes(host.status.warm_bytes),
             str(len(host.status.sessions)),
             _host_state(host),
         )
         for host in found
     ]
     render.console().print(
-        render.table("", ("host", "incarnation", "address", "mover", "free", "sessions", "state"), rows)
+        render.table("", ("host", "incarnation", "address", "mover", "free", "warm", "sessions", "state"), rows)
     )
     return 0
 

@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from worldline.crc import crc32
-from worldline.errors import BadRequest, Unavailable, WorldlineError
+from worldline.errors import BadRequest, TimedOut, Unavailable, WorldlineError
 from worldline.move import Fault, FaultKind
 from worldline.plan import Chunk
 from worldline.testing.faults import Injector
@@ -72,6 +72,8 @@ def send_pieces(link: CodedSendLink, carried: Carried, chunk: Chunk, pieces: Seq
 
 class CodedConformance(TransportConformance):
     """Subclass it instead of `TransportConformance`, whose tests it holds as well."""
+
+    coded = True
 
     def test_pieces_arrive_as_they_were_said(self, carry: Callable[..., Carried], pool: ThreadPoolExecutor) -> None:
         """Raw pieces lie in the region, coded ones and zeros come to the decoder; raw chunks may come between."""
@@ -204,3 +206,47 @@ class CodedConformance(TransportConformance):
             receive_round(carried.receivers[0])
         with pytest.raises(WorldlineError):
             sending.result(PATIENT_S)
+
+    def test_a_silent_receiver_ends_a_coded_sender(
+        self, carry: Callable[..., Carried], pool: ThreadPoolExecutor
+    ) -> None:
+        """Also where coded pieces wait to be taken in: within the bound."""
+        carried = carry(1 << 18, 1 << 16, no_progress_s=self.no_progress_s)
+        carried.open_streams()
+        told(carried.receivers[0])
+        sending = pool.submit(_send_coded, coded(carried.senders[0]), carried)
+        with pytest.raises(TimedOut) as error:
+            sending.result(PATIENT_S)
+        assert error.value.reason == "NO_PROGRESS"
+
+    @pytest.mark.parametrize("gone", ["sender", "receiver"])
+    def test_a_peer_that_goes_between_coded_pieces(
+        self, carry: Callable[..., Carried], pool: ThreadPoolExecutor, gone: str
+    ) -> None:
+        """The other end is told at once."""
+        carried = carry(1 << 18, 1 << 16)
+        carried.open_streams()
+        link, receiver = coded(carried.senders[0]), carried.receivers[0]
+        told(receiver)
+        if gone == "sender":
+            first = carried.chunks[0]
+            link.begin_coded(first)
+            link.write_piece(Piece(first.offset, 4096, (9,)), [memoryview(bytes(9))])
+            receiving = pool.submit(receive_round, receiver)
+            link.close()
+            with pytest.raises(Unavailable) as error:
+                receiving.result(PATIENT_S / 2)
+        else:
+            sending = pool.submit(_send_coded, link, carried)
+            receiver.close()
+            with pytest.raises(Unavailable) as error:
+                sending.result(PATIENT_S / 2)
+        assert error.value.reason == "PEER_GONE"
+
+
+def _send_coded(link: CodedSendLink, carried: Carried) -> Sequence[int]:
+    """Every chunk in coded pieces of 4096 bytes, and the end of the round."""
+    for chunk in carried.chunks:
+        offsets = range(chunk.offset, chunk.offset + chunk.size_bytes, 4096)
+        send_pieces(link, carried, chunk, [Piece(offset, 4096, (2000, 100)) for offset in offsets])
+    return link.finish()

@@ -106,6 +106,8 @@ def receive_round(link: ReceiveLink) -> list[Landed]:
 class TransportConformance:
     """Subclass it, name the subclass `Test...`, and say how to open the transport."""
 
+    # Whether moves are those of a plan with a codec.
+    coded = False
     # The bound in tests of silence.
     no_progress_s = IMPATIENT_S
 
@@ -140,7 +142,7 @@ class TransportConformance:
             tail_bytes: tuple[int, ...] = (),
         ) -> Carried:
             chunks = plan_for(transport.name, chunk_bytes, streams, tail_bytes).chunks(size_bytes)
-            terms = Terms(str(uuid.uuid4()), new_token(), streams, no_progress_s)
+            terms = Terms(str(uuid.uuid4()), new_token(), streams, no_progress_s, coded=self.coded)
             source = memoryview(os.urandom(size_bytes))
             slot = memoryview(bytearray(size_bytes))
             carried = Carried(transport, chunks, terms, source, slot, transport.listen(slot, chunks, terms))

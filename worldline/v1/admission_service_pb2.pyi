@@ -760,6 +760,9 @@ class EngineHostRegistration(_message.Message):
     ENGINES_FIELD_NUMBER: _builtins.int
     BUDGET_BYTES_FIELD_NUMBER: _builtins.int
     INSTANCE_ID_FIELD_NUMBER: _builtins.int
+    DEVICE_ID_FIELD_NUMBER: _builtins.int
+    PEERS_FIELD_NUMBER: _builtins.int
+    CODECS_FIELD_NUMBER: _builtins.int
     host_id: _builtins.str
     """Engine host, 1 to 64 of [a-z0-9-]."""
     incarnation: _builtins.int
@@ -774,6 +777,8 @@ class EngineHostRegistration(_message.Message):
     """Bytes it may use for slots."""
     instance_id: _builtins.str
     """Random id of this process, 32 hex digits: tells two processes apart that claim to be the same incarnation."""
+    device_id: _builtins.str
+    """Id of the device that its slots lie on; empty for memory that every process of the node can map."""
     @_builtins.property
     def fingerprint(self) -> _contract_pb2.Fingerprint:
         """Fingerprint of its device and software."""
@@ -781,6 +786,14 @@ class EngineHostRegistration(_message.Message):
     @_builtins.property
     def engines(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Engines and presets it serves, as "engine/preset"."""
+
+    @_builtins.property
+    def peers(self) -> _containers.RepeatedCompositeFieldContainer[Global___PeerAccess]:
+        """What its self-test of peer access found, for each device that it sees."""
+
+    @_builtins.property
+    def codecs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Codecs that are at work on its device."""
 
     def __init__(
         self,
@@ -794,14 +807,43 @@ class EngineHostRegistration(_message.Message):
         engines: _abc.Iterable[_builtins.str] | None = ...,
         budget_bytes: _builtins.int = ...,
         instance_id: _builtins.str = ...,
+        device_id: _builtins.str = ...,
+        peers: _abc.Iterable[Global___PeerAccess] | None = ...,
+        codecs: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["fingerprint", b"fingerprint"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["budget_bytes", b"budget_bytes", "cluster_address", b"cluster_address", "engines", b"engines", "fingerprint", b"fingerprint", "host_id", b"host_id", "incarnation", b"incarnation", "instance_id", b"instance_id", "mover_id", b"mover_id", "public_address", b"public_address"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["budget_bytes", b"budget_bytes", "cluster_address", b"cluster_address", "codecs", b"codecs", "device_id", b"device_id", "engines", b"engines", "fingerprint", b"fingerprint", "host_id", b"host_id", "incarnation", b"incarnation", "instance_id", b"instance_id", "mover_id", b"mover_id", "peers", b"peers", "public_address", b"public_address"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___EngineHostRegistration: _TypeAlias = EngineHostRegistration  # noqa: Y015
+
+@_typing.final
+class PeerAccess(_message.Message):
+    """What a host's self-test says of copies between its device and another one of its node."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DEVICE_ID_FIELD_NUMBER: _builtins.int
+    VERDICT_FIELD_NUMBER: _builtins.int
+    device_id: _builtins.str
+    """Id of the other device."""
+    verdict: _builtins.str
+    """"sound", or what is wrong; at most 256 characters."""
+    def __init__(
+        self,
+        *,
+        device_id: _builtins.str = ...,
+        verdict: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["device_id", b"device_id", "verdict", b"verdict"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PeerAccess: _TypeAlias = PeerAccess  # noqa: Y015
 
 @_typing.final
 class EngineHostStatus(_message.Message):
@@ -813,6 +855,7 @@ class EngineHostStatus(_message.Message):
     SESSIONS_FIELD_NUMBER: _builtins.int
     DRAINING_FIELD_NUMBER: _builtins.int
     WARM_BYTES_FIELD_NUMBER: _builtins.int
+    PRESETS_FIELD_NUMBER: _builtins.int
     free_bytes: _builtins.int
     """Bytes free for slots."""
     draining: _builtins.bool
@@ -823,6 +866,10 @@ class EngineHostStatus(_message.Message):
     def sessions(self) -> _containers.RepeatedCompositeFieldContainer[_engine_host_service_pb2.SessionInfo]:
         """Sessions."""
 
+    @_builtins.property
+    def presets(self) -> _containers.RepeatedCompositeFieldContainer[Global___PresetWarmth]:
+        """How warm each preset is that it serves; none: not told."""
+
     def __init__(
         self,
         *,
@@ -830,14 +877,49 @@ class EngineHostStatus(_message.Message):
         sessions: _abc.Iterable[_engine_host_service_pb2.SessionInfo] | None = ...,
         draining: _builtins.bool = ...,
         warm_bytes: _builtins.int = ...,
+        presets: _abc.Iterable[Global___PresetWarmth] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "free_bytes", b"free_bytes", "sessions", b"sessions", "warm_bytes", b"warm_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "free_bytes", b"free_bytes", "presets", b"presets", "sessions", b"sessions", "warm_bytes", b"warm_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___EngineHostStatus: _TypeAlias = EngineHostStatus  # noqa: Y015
+
+@_typing.final
+class PresetWarmth(_message.Message):
+    """How warm a preset is on an engine host."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PRESET_FIELD_NUMBER: _builtins.int
+    WARM_FIELD_NUMBER: _builtins.int
+    SLOTS_FIELD_NUMBER: _builtins.int
+    FIRST_TOUCH_S_FIELD_NUMBER: _builtins.int
+    preset: _builtins.str
+    """"engine/preset"."""
+    warm: _builtins.bool
+    """True once a block of it was played here: weights, kernels and workspaces are there."""
+    slots: _builtins.int
+    """Slots of its size that are allocated ahead."""
+    first_touch_s: _builtins.float
+    """Seconds its first touch took here (weights, slot, first block); 0: not measured."""
+    def __init__(
+        self,
+        *,
+        preset: _builtins.str = ...,
+        warm: _builtins.bool = ...,
+        slots: _builtins.int = ...,
+        first_touch_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_touch_s", b"first_touch_s", "preset", b"preset", "slots", b"slots", "warm", b"warm"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PresetWarmth: _TypeAlias = PresetWarmth  # noqa: Y015
 
 @_typing.final
 class RegisterEngineHostRequest(_message.Message):
@@ -976,6 +1058,7 @@ class MoverRegistration(_message.Message):
     VERIFY_THREADS_FIELD_NUMBER: _builtins.int
     PLACEMENTS_FIELD_NUMBER: _builtins.int
     CODECS_FIELD_NUMBER: _builtins.int
+    CODEC_THREADS_FIELD_NUMBER: _builtins.int
     mover_id: _builtins.str
     """Mover, 1 to 64 of [a-z0-9-]."""
     address: _builtins.str
@@ -988,6 +1071,8 @@ class MoverRegistration(_message.Message):
     """Bytes/s that one thread of its verification lane checks; 0: not told."""
     verify_threads: _builtins.int
     """Threads of the verification lane that one move gets; 0: not told."""
+    codec_threads: _builtins.int
+    """Threads that code, or decode, one move; 0: not told."""
     @_builtins.property
     def transports(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Transports it truly has."""
@@ -1012,10 +1097,11 @@ class MoverRegistration(_message.Message):
         verify_threads: _builtins.int = ...,
         placements: _abc.Iterable[_state_pb2.VerificationPlacement.ValueType] | None = ...,
         codecs: _abc.Iterable[_builtins.str] | None = ...,
+        codec_threads: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "codecs", b"codecs", "max_receives", b"max_receives", "mover_id", b"mover_id", "placements", b"placements", "retransmit_floor_s", b"retransmit_floor_s", "transports", b"transports", "verify_bytes_per_s", b"verify_bytes_per_s", "verify_threads", b"verify_threads"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "codec_threads", b"codec_threads", "codecs", b"codecs", "max_receives", b"max_receives", "mover_id", b"mover_id", "placements", b"placements", "retransmit_floor_s", b"retransmit_floor_s", "transports", b"transports", "verify_bytes_per_s", b"verify_bytes_per_s", "verify_threads", b"verify_threads"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -41,7 +41,7 @@ class _SessionStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_SessionS
     SESSION_STATE_READY: _SessionState.ValueType  # 5
     """Swapped in; may not play before the move is done."""
     SESSION_STATE_SUSPENDED: _SessionState.ValueType  # 6
-    """Abandoned by its player; kept until it is closed."""
+    """Set aside on request, or abandoned by its player; kept until it is closed. Its state may lie in host memory."""
     SESSION_STATE_GONE: _SessionState.ValueType  # 7
     """Moved away and freed; only its new address is kept."""
 
@@ -61,7 +61,7 @@ SESSION_STATE_STAGED: SessionState.ValueType  # 4
 SESSION_STATE_READY: SessionState.ValueType  # 5
 """Swapped in; may not play before the move is done."""
 SESSION_STATE_SUSPENDED: SessionState.ValueType  # 6
-"""Abandoned by its player; kept until it is closed."""
+"""Set aside on request, or abandoned by its player; kept until it is closed. Its state may lie in host memory."""
 SESSION_STATE_GONE: SessionState.ValueType  # 7
 """Moved away and freed; only its new address is kept."""
 Global___SessionState: _TypeAlias = SessionState  # noqa: Y015
@@ -112,6 +112,9 @@ class SessionInfo(_message.Message):
     MOVE_ID_FIELD_NUMBER: _builtins.int
     MOVED_TO_FIELD_NUMBER: _builtins.int
     LEAF_COUNT_FIELD_NUMBER: _builtins.int
+    HOST_MEMORY_BYTES_FIELD_NUMBER: _builtins.int
+    MADE_FIELD_NUMBER: _builtins.int
+    COMPRESSIBILITY_FIELD_NUMBER: _builtins.int
     state: Global___SessionState.ValueType
     """State."""
     epoch: _builtins.int
@@ -134,9 +137,19 @@ class SessionInfo(_message.Message):
     """Where the session went, for GONE: public address."""
     leaf_count: _builtins.int
     """Leaves of the layout."""
+    host_memory_bytes: _builtins.int
+    """Bytes of its state that lie in host memory, and none in a slot; 0: it has its slot."""
     @_builtins.property
     def descriptor(self) -> _state_pb2.SessionDescriptor:
         """Descriptor."""
+
+    @_builtins.property
+    def made(self) -> _containers.RepeatedCompositeFieldContainer[_state_pb2.Made]:
+        """What a move may make at the destination instead of sending it: cold leaves whose constants this host has proven."""
+
+    @_builtins.property
+    def compressibility(self) -> Global___Compressibility:
+        """What codec "zstd" would leave of the state, by the host's newest sample; absent: none was taken."""
 
     def __init__(
         self,
@@ -153,14 +166,47 @@ class SessionInfo(_message.Message):
         move_id: _builtins.str = ...,
         moved_to: _builtins.str = ...,
         leaf_count: _builtins.int = ...,
+        host_memory_bytes: _builtins.int = ...,
+        made: _abc.Iterable[_state_pb2.Made] | None = ...,
+        compressibility: Global___Compressibility | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["descriptor", b"descriptor"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["compressibility", b"compressibility", "descriptor", b"descriptor"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_s", b"block_s", "cold_bytes", b"cold_bytes", "descriptor", b"descriptor", "dirty_bytes_per_block", b"dirty_bytes_per_block", "epoch", b"epoch", "flattened_bytes", b"flattened_bytes", "leaf_count", b"leaf_count", "move_id", b"move_id", "moved_to", b"moved_to", "next_block", b"next_block", "state", b"state", "state_bytes", b"state_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_s", b"block_s", "cold_bytes", b"cold_bytes", "compressibility", b"compressibility", "descriptor", b"descriptor", "dirty_bytes_per_block", b"dirty_bytes_per_block", "epoch", b"epoch", "flattened_bytes", b"flattened_bytes", "host_memory_bytes", b"host_memory_bytes", "leaf_count", b"leaf_count", "made", b"made", "move_id", b"move_id", "moved_to", b"moved_to", "next_block", b"next_block", "state", b"state", "state_bytes", b"state_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SessionInfo: _TypeAlias = SessionInfo  # noqa: Y015
+
+@_typing.final
+class Compressibility(_message.Message):
+    """What a codec leaves of a state, estimated from a sample of it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RATIO_FIELD_NUMBER: _builtins.int
+    ENCODE_BYTES_PER_S_FIELD_NUMBER: _builtins.int
+    DECODE_BYTES_PER_S_FIELD_NUMBER: _builtins.int
+    ratio: _builtins.float
+    """Share of its bytes that is left, two standard errors above the sample's; above 0, at most 1."""
+    encode_bytes_per_s: _builtins.float
+    """Bytes/s of state that one thread coded."""
+    decode_bytes_per_s: _builtins.float
+    """Bytes/s of state that one thread decoded."""
+    def __init__(
+        self,
+        *,
+        ratio: _builtins.float = ...,
+        encode_bytes_per_s: _builtins.float = ...,
+        decode_bytes_per_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_bytes_per_s", b"decode_bytes_per_s", "encode_bytes_per_s", b"encode_bytes_per_s", "ratio", b"ratio"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Compressibility: _TypeAlias = Compressibility  # noqa: Y015
 
 @_typing.final
 class CreateSessionRequest(_message.Message):
@@ -507,8 +553,8 @@ class PlayEnded(_message.Message):
 
     REASON_FIELD_NUMBER: _builtins.int
     reason: _builtins.str
-    """Reason, UPPER_SNAKE: CLOSED, IDLE, REPLACED (another stream took the session), DRAINING, FENCED (the host may
-    play no more).
+    """Reason, UPPER_SNAKE: CLOSED, IDLE, REPLACED (another stream took the session), SUSPENDED, DRAINING, FENCED (the
+    host may play no more).
     """
     def __init__(
         self,
@@ -717,6 +763,400 @@ class CloseSessionResponse(_message.Message):
 Global___CloseSessionResponse: _TypeAlias = CloseSessionResponse  # noqa: Y015
 
 @_typing.final
+class InspectSessionRequest(_message.Message):
+    """Asks to inspect a session."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SESSION_ID_FIELD_NUMBER: _builtins.int
+    BLOCKS_FIELD_NUMBER: _builtins.int
+    PIECE_BYTES_FIELD_NUMBER: _builtins.int
+    ONE_IN_FIELD_NUMBER: _builtins.int
+    session_id: _builtins.str
+    """Session."""
+    blocks: _builtins.int
+    """Blocks to look at, 1 to 1024: one boundary more is answered."""
+    piece_bytes: _builtins.int
+    """Bytes of a piece, 64 to 2^30; 0: the host picks."""
+    one_in: _builtins.int
+    """Of each leaf, one in so many pieces is looked at, its first always; 0: every piece."""
+    def __init__(
+        self,
+        *,
+        session_id: _builtins.str = ...,
+        blocks: _builtins.int = ...,
+        piece_bytes: _builtins.int = ...,
+        one_in: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "one_in", b"one_in", "piece_bytes", b"piece_bytes", "session_id", b"session_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___InspectSessionRequest: _TypeAlias = InspectSessionRequest  # noqa: Y015
+
+@_typing.final
+class InspectedSession(_message.Message):
+    """What is inspected."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SESSION_ID_FIELD_NUMBER: _builtins.int
+    ENGINE_FIELD_NUMBER: _builtins.int
+    PRESET_FIELD_NUMBER: _builtins.int
+    LAYOUT_FIELD_NUMBER: _builtins.int
+    PIECE_BYTES_FIELD_NUMBER: _builtins.int
+    COLD_PATHS_FIELD_NUMBER: _builtins.int
+    DIRTY_BYTES_PER_BLOCK_FIELD_NUMBER: _builtins.int
+    BLOCK_S_FIELD_NUMBER: _builtins.int
+    session_id: _builtins.str
+    """Session."""
+    engine: _builtins.str
+    """Engine name."""
+    preset: _builtins.str
+    """Preset of the engine."""
+    piece_bytes: _builtins.int
+    """Bytes of a piece; the last one before an edge may be smaller."""
+    dirty_bytes_per_block: _builtins.int
+    """Bytes that the engine declares to be rewritten by one block."""
+    block_s: _builtins.float
+    """Seconds one block takes, measured; 0 before the first."""
+    @_builtins.property
+    def layout(self) -> _state_pb2.Layout:
+        """Layout; pieces begin anew at every edge of a leaf."""
+
+    @_builtins.property
+    def cold_paths(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Paths of the leaves that the engine declares to be written and read by no block."""
+
+    def __init__(
+        self,
+        *,
+        session_id: _builtins.str = ...,
+        engine: _builtins.str = ...,
+        preset: _builtins.str = ...,
+        layout: _state_pb2.Layout | None = ...,
+        piece_bytes: _builtins.int = ...,
+        cold_paths: _abc.Iterable[_builtins.str] | None = ...,
+        dirty_bytes_per_block: _builtins.int = ...,
+        block_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["layout", b"layout"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_s", b"block_s", "cold_paths", b"cold_paths", "dirty_bytes_per_block", b"dirty_bytes_per_block", "engine", b"engine", "layout", b"layout", "piece_bytes", b"piece_bytes", "preset", b"preset", "session_id", b"session_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___InspectedSession: _TypeAlias = InspectedSession  # noqa: Y015
+
+@_typing.final
+class InspectedBoundary(_message.Message):
+    """The state at one block boundary."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NEXT_BLOCK_FIELD_NUMBER: _builtins.int
+    PIECE_CRCS_FIELD_NUMBER: _builtins.int
+    STILL_S_FIELD_NUMBER: _builtins.int
+    next_block: _builtins.int
+    """Index of the next block."""
+    still_s: _builtins.float
+    """Seconds that this held the session up."""
+    @_builtins.property
+    def piece_crcs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """CRC-32 (IEEE) of each piece that is looked at, in order of offsets."""
+
+    def __init__(
+        self,
+        *,
+        next_block: _builtins.int = ...,
+        piece_crcs: _abc.Iterable[_builtins.int] | None = ...,
+        still_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["next_block", b"next_block", "piece_crcs", b"piece_crcs", "still_s", b"still_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___InspectedBoundary: _TypeAlias = InspectedBoundary  # noqa: Y015
+
+@_typing.final
+class InspectedLeaf(_message.Message):
+    """What codec "zstd" makes of a sample of one leaf."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PATH_FIELD_NUMBER: _builtins.int
+    SAMPLED_BYTES_FIELD_NUMBER: _builtins.int
+    WIRE_BYTES_FIELD_NUMBER: _builtins.int
+    PLANE_BYTES_FIELD_NUMBER: _builtins.int
+    path: _builtins.str
+    """Path."""
+    sampled_bytes: _builtins.int
+    """Bytes sampled."""
+    wire_bytes: _builtins.int
+    """Bytes of them that would cross the wire."""
+    @_builtins.property
+    def plane_bytes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The same by byte plane of the leaf's elements, least significant first; one plane where they are not split."""
+
+    def __init__(
+        self,
+        *,
+        path: _builtins.str = ...,
+        sampled_bytes: _builtins.int = ...,
+        wire_bytes: _builtins.int = ...,
+        plane_bytes: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["path", b"path", "plane_bytes", b"plane_bytes", "sampled_bytes", b"sampled_bytes", "wire_bytes", b"wire_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___InspectedLeaf: _TypeAlias = InspectedLeaf  # noqa: Y015
+
+@_typing.final
+class InspectedCodec(_message.Message):
+    """What the codec makes of the state at the last boundary."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LEAVES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def leaves(self) -> _containers.RepeatedCompositeFieldContainer[Global___InspectedLeaf]:
+        """Leaves that have bytes, ordered by path."""
+
+    def __init__(
+        self,
+        *,
+        leaves: _abc.Iterable[Global___InspectedLeaf] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["leaves", b"leaves"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___InspectedCodec: _TypeAlias = InspectedCodec  # noqa: Y015
+
+@_typing.final
+class InspectSessionResponse(_message.Message):
+    """First `session`, then a `boundary` for each block and one before them, then `codec`."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SESSION_FIELD_NUMBER: _builtins.int
+    BOUNDARY_FIELD_NUMBER: _builtins.int
+    CODEC_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def session(self) -> Global___InspectedSession:
+        """First."""
+
+    @_builtins.property
+    def boundary(self) -> Global___InspectedBoundary:
+        """A boundary."""
+
+    @_builtins.property
+    def codec(self) -> Global___InspectedCodec:
+        """Last."""
+
+    def __init__(
+        self,
+        *,
+        session: Global___InspectedSession | None = ...,
+        boundary: Global___InspectedBoundary | None = ...,
+        codec: Global___InspectedCodec | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["boundary", b"boundary", "codec", b"codec", "message", b"message", "session", b"session"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["boundary", b"boundary", "codec", b"codec", "message", b"message", "session", b"session"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["session", "boundary", "codec"]  # noqa: Y015
+    _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
+
+Global___InspectSessionResponse: _TypeAlias = InspectSessionResponse  # noqa: Y015
+
+@_typing.final
+class SuspendSessionRequest(_message.Message):
+    """Asks to suspend a session."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SESSION_ID_FIELD_NUMBER: _builtins.int
+    session_id: _builtins.str
+    """Session."""
+    def __init__(
+        self,
+        *,
+        session_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["session_id", b"session_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SuspendSessionRequest: _TypeAlias = SuspendSessionRequest  # noqa: Y015
+
+@_typing.final
+class SuspendSessionResponse(_message.Message):
+    """The session is suspended; asking again is answered alike."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SESSION_FIELD_NUMBER: _builtins.int
+    FREED_BYTES_FIELD_NUMBER: _builtins.int
+    COPY_S_FIELD_NUMBER: _builtins.int
+    freed_bytes: _builtins.int
+    """Bytes of slot memory freed."""
+    copy_s: _builtins.float
+    """Seconds the copy to host memory took, both its checksums included."""
+    @_builtins.property
+    def session(self) -> Global___SessionInfo:
+        """The session."""
+
+    def __init__(
+        self,
+        *,
+        session: Global___SessionInfo | None = ...,
+        freed_bytes: _builtins.int = ...,
+        copy_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["session", b"session"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["copy_s", b"copy_s", "freed_bytes", b"freed_bytes", "session", b"session"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SuspendSessionResponse: _TypeAlias = SuspendSessionResponse  # noqa: Y015
+
+@_typing.final
+class ResumeSessionRequest(_message.Message):
+    """Asks to resume a session."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SESSION_ID_FIELD_NUMBER: _builtins.int
+    session_id: _builtins.str
+    """Session."""
+    def __init__(
+        self,
+        *,
+        session_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["session_id", b"session_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ResumeSessionRequest: _TypeAlias = ResumeSessionRequest  # noqa: Y015
+
+@_typing.final
+class ResumeSessionResponse(_message.Message):
+    """The session is live; asking again is answered alike."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SESSION_FIELD_NUMBER: _builtins.int
+    COPY_S_FIELD_NUMBER: _builtins.int
+    LOAD_S_FIELD_NUMBER: _builtins.int
+    copy_s: _builtins.float
+    """Seconds the copy back into a slot took, its checksum included."""
+    load_s: _builtins.float
+    """Seconds rehydrating took."""
+    @_builtins.property
+    def session(self) -> Global___SessionInfo:
+        """The session."""
+
+    def __init__(
+        self,
+        *,
+        session: Global___SessionInfo | None = ...,
+        copy_s: _builtins.float = ...,
+        load_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["session", b"session"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["copy_s", b"copy_s", "load_s", b"load_s", "session", b"session"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ResumeSessionResponse: _TypeAlias = ResumeSessionResponse  # noqa: Y015
+
+@_typing.final
+class PrewarmRequest(_message.Message):
+    """Asks to make a preset warm."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ENGINE_FIELD_NUMBER: _builtins.int
+    PRESET_FIELD_NUMBER: _builtins.int
+    SLOTS_FIELD_NUMBER: _builtins.int
+    engine: _builtins.str
+    """Engine."""
+    preset: _builtins.str
+    """Preset of the engine."""
+    slots: _builtins.int
+    """Slots to keep allocated ahead for its sessions from now on, at most 64; replaces what was asked before."""
+    def __init__(
+        self,
+        *,
+        engine: _builtins.str = ...,
+        preset: _builtins.str = ...,
+        slots: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["engine", b"engine", "preset", b"preset", "slots", b"slots"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PrewarmRequest: _TypeAlias = PrewarmRequest  # noqa: Y015
+
+@_typing.final
+class PrewarmResponse(_message.Message):
+    """The preset is warm."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LOAD_S_FIELD_NUMBER: _builtins.int
+    SLOT_S_FIELD_NUMBER: _builtins.int
+    FIRST_BLOCK_S_FIELD_NUMBER: _builtins.int
+    SLOTS_FIELD_NUMBER: _builtins.int
+    WARM_BYTES_FIELD_NUMBER: _builtins.int
+    load_s: _builtins.float
+    """Seconds loading the weights took."""
+    slot_s: _builtins.float
+    """Seconds allocating and faulting in one slot took."""
+    first_block_s: _builtins.float
+    """Seconds the first block took."""
+    slots: _builtins.int
+    """Slots that are allocated ahead now."""
+    warm_bytes: _builtins.int
+    """Their bytes."""
+    def __init__(
+        self,
+        *,
+        load_s: _builtins.float = ...,
+        slot_s: _builtins.float = ...,
+        first_block_s: _builtins.float = ...,
+        slots: _builtins.int = ...,
+        warm_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_block_s", b"first_block_s", "load_s", b"load_s", "slot_s", b"slot_s", "slots", b"slots", "warm_bytes", b"warm_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PrewarmResponse: _TypeAlias = PrewarmResponse  # noqa: Y015
+
+@_typing.final
 class HostRef(_message.Message):
     """An engine host to call."""
 
@@ -793,7 +1233,9 @@ class RegisterStateRequest(_message.Message):
 
     @_builtins.property
     def plan(self) -> _state_pb2.Plan:
-        """For placement DEVICE: the plan, so that whatever its checksums need is made ready."""
+        """For placement DEVICE: the plan, so that whatever its checksums need is made ready. If it is staged, the ticket is
+        for a buffer in host memory, which Checksum fills.
+        """
 
     def __init__(
         self,
@@ -1214,7 +1656,9 @@ class StageRequest(_message.Message):
 
     @_builtins.property
     def plan(self) -> _state_pb2.Plan:
-        """With `source_region`: the plan, so that whatever its checksums need is made ready."""
+        """The plan: whatever its checksums need is made ready, and what it makes is made; absent: a plan that makes nothing.
+        If it is staged, the ticket is for a buffer in host memory, which Pull copies from.
+        """
 
     def __init__(
         self,
@@ -1355,6 +1799,32 @@ class ChecksumRequest(_message.Message):
 Global___ChecksumRequest: _TypeAlias = ChecksumRequest  # noqa: Y015
 
 @_typing.final
+class CodedPart(_message.Message):
+    """One byte plane of a state that its device has coded, as it lies in a move's buffer."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SIZE_BYTES_FIELD_NUMBER: _builtins.int
+    CRC_FIELD_NUMBER: _builtins.int
+    size_bytes: _builtins.int
+    """Bytes; 0: the plane is all zeros; as many as the plane has: it is as it is; fewer: one frame of the codec."""
+    crc: _builtins.int
+    """CRC-32 (IEEE) of these bytes, taken on the source's device."""
+    def __init__(
+        self,
+        *,
+        size_bytes: _builtins.int = ...,
+        crc: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["crc", b"crc", "size_bytes", b"size_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CodedPart: _TypeAlias = CodedPart  # noqa: Y015
+
+@_typing.final
 class ChecksumResponse(_message.Message):
     """The source's checksums."""
 
@@ -1362,21 +1832,27 @@ class ChecksumResponse(_message.Message):
 
     CHUNK_CRCS_FIELD_NUMBER: _builtins.int
     CHECKSUM_S_FIELD_NUMBER: _builtins.int
+    PARTS_FIELD_NUMBER: _builtins.int
     checksum_s: _builtins.float
     """Seconds that taking them took."""
     @_builtins.property
     def chunk_crcs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """CRC-32 (IEEE) of each chunk, in order."""
 
+    @_builtins.property
+    def parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___CodedPart]:
+        """With a codec of the device: what lies in the buffer, from its start on."""
+
     def __init__(
         self,
         *,
         chunk_crcs: _abc.Iterable[_builtins.int] | None = ...,
         checksum_s: _builtins.float = ...,
+        parts: _abc.Iterable[Global___CodedPart] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checksum_s", b"checksum_s", "chunk_crcs", b"chunk_crcs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checksum_s", b"checksum_s", "chunk_crcs", b"chunk_crcs", "parts", b"parts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1392,6 +1868,7 @@ class PullRequest(_message.Message):
     PLAN_FIELD_NUMBER: _builtins.int
     CHUNKS_FIELD_NUMBER: _builtins.int
     FLIP_CHUNKS_FIELD_NUMBER: _builtins.int
+    PARTS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def fence(self) -> _move_pb2.Fence:
         """Fence."""
@@ -1410,6 +1887,10 @@ class PullRequest(_message.Message):
         fault-injection setting.
         """
 
+    @_builtins.property
+    def parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___CodedPart]:
+        """With a codec of the device: what lies in the buffer, from its start on."""
+
     def __init__(
         self,
         *,
@@ -1417,10 +1898,11 @@ class PullRequest(_message.Message):
         plan: _state_pb2.Plan | None = ...,
         chunks: _abc.Iterable[_builtins.int] | None = ...,
         flip_chunks: _abc.Iterable[_builtins.int] | None = ...,
+        parts: _abc.Iterable[Global___CodedPart] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["fence", b"fence", "plan", b"plan"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunks", b"chunks", "fence", b"fence", "flip_chunks", b"flip_chunks", "plan", b"plan"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunks", b"chunks", "fence", b"fence", "flip_chunks", b"flip_chunks", "parts", b"parts", "plan", b"plan"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -60,6 +60,26 @@ class EngineHostServiceStub:
                 request_serializer=worldline_dot_v1_dot_engine__host__service__pb2.CloseSessionRequest.SerializeToString,
                 response_deserializer=worldline_dot_v1_dot_engine__host__service__pb2.CloseSessionResponse.FromString,
                 _registered_method=True)
+        self.SuspendSession = channel.unary_unary(
+                '/worldline.v1.EngineHostService/SuspendSession',
+                request_serializer=worldline_dot_v1_dot_engine__host__service__pb2.SuspendSessionRequest.SerializeToString,
+                response_deserializer=worldline_dot_v1_dot_engine__host__service__pb2.SuspendSessionResponse.FromString,
+                _registered_method=True)
+        self.ResumeSession = channel.unary_unary(
+                '/worldline.v1.EngineHostService/ResumeSession',
+                request_serializer=worldline_dot_v1_dot_engine__host__service__pb2.ResumeSessionRequest.SerializeToString,
+                response_deserializer=worldline_dot_v1_dot_engine__host__service__pb2.ResumeSessionResponse.FromString,
+                _registered_method=True)
+        self.Prewarm = channel.unary_unary(
+                '/worldline.v1.EngineHostService/Prewarm',
+                request_serializer=worldline_dot_v1_dot_engine__host__service__pb2.PrewarmRequest.SerializeToString,
+                response_deserializer=worldline_dot_v1_dot_engine__host__service__pb2.PrewarmResponse.FromString,
+                _registered_method=True)
+        self.InspectSession = channel.unary_stream(
+                '/worldline.v1.EngineHostService/InspectSession',
+                request_serializer=worldline_dot_v1_dot_engine__host__service__pb2.InspectSessionRequest.SerializeToString,
+                response_deserializer=worldline_dot_v1_dot_engine__host__service__pb2.InspectSessionResponse.FromString,
+                _registered_method=True)
         self.RegisterState = channel.unary_unary(
                 '/worldline.v1.EngineHostService/RegisterState',
                 request_serializer=worldline_dot_v1_dot_engine__host__service__pb2.RegisterStateRequest.SerializeToString,
@@ -171,6 +191,35 @@ class EngineHostServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SuspendSession(self, request, context):
+        """Copies a session's state from its slot to host memory, at its next block boundary, and frees the slot.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ResumeSession(self, request, context):
+        """Copies a suspended session's state back into a slot; it plays again. So does opening its play stream.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Prewarm(self, request, context):
+        """Loads what sessions of a preset need and plays a block of one that nobody sees; keeps slots allocated ahead.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def InspectSession(self, request, context):
+        """For operators: checksums of a live session's state at the boundaries of the next blocks that its player plays. Each
+        holds the session up for a pass over the state and changes nothing. One call at a time on a host.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def RegisterState(self, request, context):
         """Verb 1: the session's layout, descriptor and fingerprint; for a move, also a ticket for its region.
         """
@@ -228,8 +277,8 @@ class EngineHostServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Checksum(self, request, context):
-        """For movers, at the source of a move with placement DEVICE: the CRC-32 of each chunk, taken on the device. Only
-        while frozen by that move.
+        """For movers, at the source of a move with placement DEVICE: the CRC-32 of each chunk, taken on the device; with a
+        staged plan, the state is copied to the move's buffer as well. Only while frozen by that move.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -237,7 +286,8 @@ class EngineHostServiceServicer:
 
     def Pull(self, request, context):
         """For movers, at the destination of a move with placement DEVICE: copies chunks from the source's region, which
-        Stage has mapped, and takes their CRC-32 as they lie in the slot. Refused once the slot has its receipt.
+        Stage has mapped, or from the move's buffer, and takes their CRC-32 as they lie in the slot. Refused once the slot
+        has its receipt.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -298,6 +348,26 @@ def add_EngineHostServiceServicer_to_server(servicer, server):
                     servicer.CloseSession,
                     request_deserializer=worldline_dot_v1_dot_engine__host__service__pb2.CloseSessionRequest.FromString,
                     response_serializer=worldline_dot_v1_dot_engine__host__service__pb2.CloseSessionResponse.SerializeToString,
+            ),
+            'SuspendSession': grpc.unary_unary_rpc_method_handler(
+                    servicer.SuspendSession,
+                    request_deserializer=worldline_dot_v1_dot_engine__host__service__pb2.SuspendSessionRequest.FromString,
+                    response_serializer=worldline_dot_v1_dot_engine__host__service__pb2.SuspendSessionResponse.SerializeToString,
+            ),
+            'ResumeSession': grpc.unary_unary_rpc_method_handler(
+                    servicer.ResumeSession,
+                    request_deserializer=worldline_dot_v1_dot_engine__host__service__pb2.ResumeSessionRequest.FromString,
+                    response_serializer=worldline_dot_v1_dot_engine__host__service__pb2.ResumeSessionResponse.SerializeToString,
+            ),
+            'Prewarm': grpc.unary_unary_rpc_method_handler(
+                    servicer.Prewarm,
+                    request_deserializer=worldline_dot_v1_dot_engine__host__service__pb2.PrewarmRequest.FromString,
+                    response_serializer=worldline_dot_v1_dot_engine__host__service__pb2.PrewarmResponse.SerializeToString,
+            ),
+            'InspectSession': grpc.unary_stream_rpc_method_handler(
+                    servicer.InspectSession,
+                    request_deserializer=worldline_dot_v1_dot_engine__host__service__pb2.InspectSessionRequest.FromString,
+                    response_serializer=worldline_dot_v1_dot_engine__host__service__pb2.InspectSessionResponse.SerializeToString,
             ),
             'RegisterState': grpc.unary_unary_rpc_method_handler(
                     servicer.RegisterState,
@@ -506,6 +576,114 @@ class EngineHostService:
             '/worldline.v1.EngineHostService/CloseSession',
             worldline_dot_v1_dot_engine__host__service__pb2.CloseSessionRequest.SerializeToString,
             worldline_dot_v1_dot_engine__host__service__pb2.CloseSessionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SuspendSession(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/worldline.v1.EngineHostService/SuspendSession',
+            worldline_dot_v1_dot_engine__host__service__pb2.SuspendSessionRequest.SerializeToString,
+            worldline_dot_v1_dot_engine__host__service__pb2.SuspendSessionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ResumeSession(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/worldline.v1.EngineHostService/ResumeSession',
+            worldline_dot_v1_dot_engine__host__service__pb2.ResumeSessionRequest.SerializeToString,
+            worldline_dot_v1_dot_engine__host__service__pb2.ResumeSessionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Prewarm(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/worldline.v1.EngineHostService/Prewarm',
+            worldline_dot_v1_dot_engine__host__service__pb2.PrewarmRequest.SerializeToString,
+            worldline_dot_v1_dot_engine__host__service__pb2.PrewarmResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def InspectSession(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/worldline.v1.EngineHostService/InspectSession',
+            worldline_dot_v1_dot_engine__host__service__pb2.InspectSessionRequest.SerializeToString,
+            worldline_dot_v1_dot_engine__host__service__pb2.InspectSessionResponse.FromString,
             options,
             channel_credentials,
             insecure,

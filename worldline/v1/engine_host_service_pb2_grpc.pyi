@@ -43,6 +43,16 @@ class EngineHostServiceStub:
     """Lists the sessions of this host."""
     CloseSession: _grpc.UnaryUnaryMultiCallable[_engine_host_service_pb2.CloseSessionRequest, _engine_host_service_pb2.CloseSessionResponse]
     """Closes a session and frees its memory."""
+    SuspendSession: _grpc.UnaryUnaryMultiCallable[_engine_host_service_pb2.SuspendSessionRequest, _engine_host_service_pb2.SuspendSessionResponse]
+    """Copies a session's state from its slot to host memory, at its next block boundary, and frees the slot."""
+    ResumeSession: _grpc.UnaryUnaryMultiCallable[_engine_host_service_pb2.ResumeSessionRequest, _engine_host_service_pb2.ResumeSessionResponse]
+    """Copies a suspended session's state back into a slot; it plays again. So does opening its play stream."""
+    Prewarm: _grpc.UnaryUnaryMultiCallable[_engine_host_service_pb2.PrewarmRequest, _engine_host_service_pb2.PrewarmResponse]
+    """Loads what sessions of a preset need and plays a block of one that nobody sees; keeps slots allocated ahead."""
+    InspectSession: _grpc.UnaryStreamMultiCallable[_engine_host_service_pb2.InspectSessionRequest, _engine_host_service_pb2.InspectSessionResponse]
+    """For operators: checksums of a live session's state at the boundaries of the next blocks that its player plays. Each
+    holds the session up for a pass over the state and changes nothing. One call at a time on a host.
+    """
     RegisterState: _grpc.UnaryUnaryMultiCallable[_engine_host_service_pb2.RegisterStateRequest, _engine_host_service_pb2.RegisterStateResponse]
     """Verb 1: the session's layout, descriptor and fingerprint; for a move, also a ticket for its region."""
     Admit: _grpc.UnaryUnaryMultiCallable[_engine_host_service_pb2.AdmitRequest, _engine_host_service_pb2.AdmitResponse]
@@ -60,12 +70,13 @@ class EngineHostServiceStub:
     Freeze: _grpc.UnaryUnaryMultiCallable[_engine_host_service_pb2.FreezeRequest, _engine_host_service_pb2.FreezeResponse]
     """For movers, at the source: stops at the next block boundary and makes the manifest."""
     Checksum: _grpc.UnaryUnaryMultiCallable[_engine_host_service_pb2.ChecksumRequest, _engine_host_service_pb2.ChecksumResponse]
-    """For movers, at the source of a move with placement DEVICE: the CRC-32 of each chunk, taken on the device. Only
-    while frozen by that move.
+    """For movers, at the source of a move with placement DEVICE: the CRC-32 of each chunk, taken on the device; with a
+    staged plan, the state is copied to the move's buffer as well. Only while frozen by that move.
     """
     Pull: _grpc.UnaryUnaryMultiCallable[_engine_host_service_pb2.PullRequest, _engine_host_service_pb2.PullResponse]
     """For movers, at the destination of a move with placement DEVICE: copies chunks from the source's region, which
-    Stage has mapped, and takes their CRC-32 as they lie in the slot. Refused once the slot has its receipt.
+    Stage has mapped, or from the move's buffer, and takes their CRC-32 as they lie in the slot. Refused once the slot
+    has its receipt.
     """
     Attest: _grpc.UnaryUnaryMultiCallable[_engine_host_service_pb2.AttestRequest, _engine_host_service_pb2.AttestResponse]
     """For movers: issues this side's receipt over chunk CRCs. At the source only while still in the same freeze."""
@@ -91,6 +102,16 @@ class EngineHostServiceAsyncStub(EngineHostServiceStub):
     """Lists the sessions of this host."""
     CloseSession: _aio.UnaryUnaryMultiCallable[_engine_host_service_pb2.CloseSessionRequest, _engine_host_service_pb2.CloseSessionResponse]  # type: ignore[assignment]
     """Closes a session and frees its memory."""
+    SuspendSession: _aio.UnaryUnaryMultiCallable[_engine_host_service_pb2.SuspendSessionRequest, _engine_host_service_pb2.SuspendSessionResponse]  # type: ignore[assignment]
+    """Copies a session's state from its slot to host memory, at its next block boundary, and frees the slot."""
+    ResumeSession: _aio.UnaryUnaryMultiCallable[_engine_host_service_pb2.ResumeSessionRequest, _engine_host_service_pb2.ResumeSessionResponse]  # type: ignore[assignment]
+    """Copies a suspended session's state back into a slot; it plays again. So does opening its play stream."""
+    Prewarm: _aio.UnaryUnaryMultiCallable[_engine_host_service_pb2.PrewarmRequest, _engine_host_service_pb2.PrewarmResponse]  # type: ignore[assignment]
+    """Loads what sessions of a preset need and plays a block of one that nobody sees; keeps slots allocated ahead."""
+    InspectSession: _aio.UnaryStreamMultiCallable[_engine_host_service_pb2.InspectSessionRequest, _engine_host_service_pb2.InspectSessionResponse]  # type: ignore[assignment]
+    """For operators: checksums of a live session's state at the boundaries of the next blocks that its player plays. Each
+    holds the session up for a pass over the state and changes nothing. One call at a time on a host.
+    """
     RegisterState: _aio.UnaryUnaryMultiCallable[_engine_host_service_pb2.RegisterStateRequest, _engine_host_service_pb2.RegisterStateResponse]  # type: ignore[assignment]
     """Verb 1: the session's layout, descriptor and fingerprint; for a move, also a ticket for its region."""
     Admit: _aio.UnaryUnaryMultiCallable[_engine_host_service_pb2.AdmitRequest, _engine_host_service_pb2.AdmitResponse]  # type: ignore[assignment]
@@ -108,12 +129,13 @@ class EngineHostServiceAsyncStub(EngineHostServiceStub):
     Freeze: _aio.UnaryUnaryMultiCallable[_engine_host_service_pb2.FreezeRequest, _engine_host_service_pb2.FreezeResponse]  # type: ignore[assignment]
     """For movers, at the source: stops at the next block boundary and makes the manifest."""
     Checksum: _aio.UnaryUnaryMultiCallable[_engine_host_service_pb2.ChecksumRequest, _engine_host_service_pb2.ChecksumResponse]  # type: ignore[assignment]
-    """For movers, at the source of a move with placement DEVICE: the CRC-32 of each chunk, taken on the device. Only
-    while frozen by that move.
+    """For movers, at the source of a move with placement DEVICE: the CRC-32 of each chunk, taken on the device; with a
+    staged plan, the state is copied to the move's buffer as well. Only while frozen by that move.
     """
     Pull: _aio.UnaryUnaryMultiCallable[_engine_host_service_pb2.PullRequest, _engine_host_service_pb2.PullResponse]  # type: ignore[assignment]
     """For movers, at the destination of a move with placement DEVICE: copies chunks from the source's region, which
-    Stage has mapped, and takes their CRC-32 as they lie in the slot. Refused once the slot has its receipt.
+    Stage has mapped, or from the move's buffer, and takes their CRC-32 as they lie in the slot. Refused once the slot
+    has its receipt.
     """
     Attest: _aio.UnaryUnaryMultiCallable[_engine_host_service_pb2.AttestRequest, _engine_host_service_pb2.AttestResponse]  # type: ignore[assignment]
     """For movers: issues this side's receipt over chunk CRCs. At the source only while still in the same freeze."""
@@ -166,6 +188,40 @@ class EngineHostServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_engine_host_service_pb2.CloseSessionResponse, _abc.Awaitable[_engine_host_service_pb2.CloseSessionResponse]]:
         """Closes a session and frees its memory."""
+
+    @_abc_1.abstractmethod
+    def SuspendSession(
+        self,
+        request: _engine_host_service_pb2.SuspendSessionRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_engine_host_service_pb2.SuspendSessionResponse, _abc.Awaitable[_engine_host_service_pb2.SuspendSessionResponse]]:
+        """Copies a session's state from its slot to host memory, at its next block boundary, and frees the slot."""
+
+    @_abc_1.abstractmethod
+    def ResumeSession(
+        self,
+        request: _engine_host_service_pb2.ResumeSessionRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_engine_host_service_pb2.ResumeSessionResponse, _abc.Awaitable[_engine_host_service_pb2.ResumeSessionResponse]]:
+        """Copies a suspended session's state back into a slot; it plays again. So does opening its play stream."""
+
+    @_abc_1.abstractmethod
+    def Prewarm(
+        self,
+        request: _engine_host_service_pb2.PrewarmRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_engine_host_service_pb2.PrewarmResponse, _abc.Awaitable[_engine_host_service_pb2.PrewarmResponse]]:
+        """Loads what sessions of a preset need and plays a block of one that nobody sees; keeps slots allocated ahead."""
+
+    @_abc_1.abstractmethod
+    def InspectSession(
+        self,
+        request: _engine_host_service_pb2.InspectSessionRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_engine_host_service_pb2.InspectSessionResponse], _abc.AsyncIterator[_engine_host_service_pb2.InspectSessionResponse]]:
+        """For operators: checksums of a live session's state at the boundaries of the next blocks that its player plays. Each
+        holds the session up for a pass over the state and changes nothing. One call at a time on a host.
+        """
 
     @_abc_1.abstractmethod
     def RegisterState(
@@ -237,8 +293,8 @@ class EngineHostServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _engine_host_service_pb2.ChecksumRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_engine_host_service_pb2.ChecksumResponse, _abc.Awaitable[_engine_host_service_pb2.ChecksumResponse]]:
-        """For movers, at the source of a move with placement DEVICE: the CRC-32 of each chunk, taken on the device. Only
-        while frozen by that move.
+        """For movers, at the source of a move with placement DEVICE: the CRC-32 of each chunk, taken on the device; with a
+        staged plan, the state is copied to the move's buffer as well. Only while frozen by that move.
         """
 
     @_abc_1.abstractmethod
@@ -248,7 +304,8 @@ class EngineHostServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_engine_host_service_pb2.PullResponse, _abc.Awaitable[_engine_host_service_pb2.PullResponse]]:
         """For movers, at the destination of a move with placement DEVICE: copies chunks from the source's region, which
-        Stage has mapped, and takes their CRC-32 as they lie in the slot. Refused once the slot has its receipt.
+        Stage has mapped, or from the move's buffer, and takes their CRC-32 as they lie in the slot. Refused once the slot
+        has its receipt.
         """
 
     @_abc_1.abstractmethod

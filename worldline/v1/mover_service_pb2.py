@@ -27,7 +27,7 @@ from worldline.v1 import move_pb2 as worldline_dot_v1_dot_move__pb2
 from worldline.v1 import state_pb2 as worldline_dot_v1_dot_state__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n worldline/v1/mover_service.proto\x12\x0cworldline.v1\x1a&worldline/v1/engine_host_service.proto\x1a\x17worldline/v1/move.proto\x1a\x18worldline/v1/state.proto\"\xee\x01\n\x0bMoveRequest\x12\"\n\x05\x66\x65nce\x18\x01 \x01(\x0b\x32\x13.worldline.v1.Fence\x12 \n\x04plan\x18\x02 \x01(\x0b\x32\x12.worldline.v1.Plan\x12%\n\x06source\x18\x03 \x01(\x0b\x32\x15.worldline.v1.HostRef\x12*\n\x0b\x64\x65stination\x18\x04 \x01(\x0b\x32\x15.worldline.v1.HostRef\x12!\n\x19\x64\x65stination_mover_address\x18\x05 \x01(\t\x12#\n\x06\x66\x61ults\x18\x06 \x03(\x0b\x32\x13.worldline.v1.Fault\"\xfc\x02\n\x0cMoveResponse\x12\r\n\x05stage\x18\x01 \x01(\t\x12\x14\n\x0clanded_bytes\x18\x02 \x01(\x04\x12\x13\n\x0btotal_bytes\x18\x03 \x01(\x04\x12\x16\n\x0eretried_chunks\x18\x04 \x01(\r\x12(\n\x06stages\x18\x05 \x01(\x0b\x32\x18.worldline.v1.StageTimes\x12(\n\x08manifest\x18\x06 \x01(\x0b\x32\x16.worldline.v1.Manifest\x12-\n\x0esource_receipt\x18\x07 \x01(\x0b\x32\x15.worldline.v1.Receipt\x12\x32\n\x13\x64\x65stination_receipt\x18\x08 \x01(\x0b\x32\x15.worldline.v1.Receipt\x12\x17\n\x0finjected_faults\x18\t \x01(\r\x12\x12\n\nwire_bytes\x18\n \x01(\x04\x12\x1a\n\x12\x65ncode_bytes_per_s\x18\x0b \x01(\x01\x12\x1a\n\x12\x64\x65\x63ode_bytes_per_s\x18\x0c \x01(\x01\"\xc3\x03\n\x0bReceiveOpen\x12\"\n\x05\x66\x65nce\x18\x01 \x01(\x0b\x32\x13.worldline.v1.Fence\x12 \n\x04plan\x18\x02 \x01(\x0b\x32\x12.worldline.v1.Plan\x12$\n\x06layout\x18\x03 \x01(\x0b\x32\x14.worldline.v1.Layout\x12\x33\n\ndescriptor\x18\x04 \x01(\x0b\x32\x1f.worldline.v1.SessionDescriptor\x12\x1a\n\x12\x66ingerprint_digest\x18\x05 \x01(\x0c\x12L\n\x12\x66ingerprint_fields\x18\x06 \x03(\x0b\x32\x30.worldline.v1.ReceiveOpen.FingerprintFieldsEntry\x12*\n\x0b\x64\x65stination\x18\x07 \x01(\x0b\x32\x15.worldline.v1.HostRef\x12.\n\rsource_region\x18\x08 \x01(\x0b\x32\x17.worldline.v1.RegionRef\x12\x13\n\x0b\x66lip_chunks\x18\t \x03(\r\x1a\x38\n\x16\x46ingerprintFieldsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"T\n\rReceiveFinish\x12(\n\x08manifest\x18\x01 \x01(\x0b\x32\x16.worldline.v1.Manifest\x12\x19\n\x11source_chunk_crcs\x18\x02 \x03(\x07\"\r\n\x0bReceiveBeat\"\xcd\x01\n\x0eReceiveRequest\x12)\n\x04open\x18\x01 \x01(\x0b\x32\x19.worldline.v1.ReceiveOpenH\x00\x12+\n\x05start\x18\x02 \x01(\x0b\x32\x1a.worldline.v1.ReceiveStartH\x00\x12-\n\x06\x66inish\x18\x03 \x01(\x0b\x32\x1b.worldline.v1.ReceiveFinishH\x00\x12)\n\x04\x62\x65\x61t\x18\x04 \x01(\x0b\x32\x19.worldline.v1.ReceiveBeatH\x00\x42\t\n\x07message\"#\n\x0cReceiveStart\x12\x13\n\x0bremaining_s\x18\x01 \x01(\x01\"C\n\x0cReceiveReady\x12\x10\n\x08\x65ndpoint\x18\x01 \x01(\t\x12\r\n\x05token\x18\x02 \x01(\x0c\x12\x12\n\nprefault_s\x18\x03 \x01(\x01\"?\n\x0fReceiveProgress\x12\x14\n\x0clanded_bytes\x18\x01 \x01(\x04\x12\x16\n\x0eretried_chunks\x18\x02 \x01(\r\"w\n\x0fReceiveVerified\x12&\n\x07receipt\x18\x01 \x01(\x0b\x32\x15.worldline.v1.Receipt\x12\x10\n\x08verify_s\x18\x02 \x01(\x01\x12\x0e\n\x06wire_s\x18\x03 \x01(\x01\x12\x1a\n\x12\x64\x65\x63ode_bytes_per_s\x18\x04 \x01(\x01\"\xaf\x01\n\x0fReceiveResponse\x12+\n\x05ready\x18\x01 \x01(\x0b\x32\x1a.worldline.v1.ReceiveReadyH\x00\x12\x31\n\x08progress\x18\x02 \x01(\x0b\x32\x1d.worldline.v1.ReceiveProgressH\x00\x12\x31\n\x08verified\x18\x03 \x01(\x0b\x32\x1d.worldline.v1.ReceiveVerifiedH\x00\x42\t\n\x07message\"\x12\n\x10GetStatusRequest\"\xdd\x01\n\x11GetStatusResponse\x12\x10\n\x08mover_id\x18\x01 \x01(\t\x12\x12\n\ntransports\x18\x02 \x03(\t\x12\r\n\x05moves\x18\x03 \x03(\t\x12\x16\n\x0e\x64\x61ta_plane_pid\x18\x04 \x01(\r\x12\x19\n\x11\x64\x61ta_plane_starts\x18\x05 \x01(\r\x12\x13\n\x0bmoved_bytes\x18\x06 \x01(\x04\x12\x16\n\x0emapped_regions\x18\x07 \x01(\r\x12\x17\n\x0f\x66\x61ult_injection\x18\x08 \x01(\x08\x12\x1a\n\x12retransmit_floor_s\x18\t \x01(\x01\"y\n\x0cProbeRequest\x12\x10\n\x08probe_id\x18\x01 \x01(\t\x12!\n\x19\x64\x65stination_mover_address\x18\x02 \x01(\t\x12 \n\x04plan\x18\x03 \x01(\x0b\x32\x12.worldline.v1.Plan\x12\x12\n\nsize_bytes\x18\x04 \x01(\x04\"1\n\rProbeResponse\x12\x0e\n\x06wire_s\x18\x01 \x01(\x01\x12\x10\n\x08verify_s\x18\x02 \x01(\x01\"l\n\x13ReceiveProbeRequest\x12\x10\n\x08probe_id\x18\x01 \x01(\t\x12 \n\x04plan\x18\x02 \x01(\x0b\x32\x12.worldline.v1.Plan\x12\x12\n\nsize_bytes\x18\x03 \x01(\x04\x12\r\n\x05token\x18\x04 \x01(\x0c\"^\n\x14ReceiveProbeResponse\x12\x10\n\x08\x65ndpoint\x18\x01 \x01(\t\x12\x0e\n\x06wire_s\x18\x02 \x01(\x01\x12\x10\n\x08verify_s\x18\x03 \x01(\x01\x12\x12\n\nchunk_crcs\x18\x04 \x03(\x07\x32\x84\x03\n\x0cMoverService\x12?\n\x04Move\x12\x19.worldline.v1.MoveRequest\x1a\x1a.worldline.v1.MoveResponse0\x01\x12J\n\x07Receive\x12\x1c.worldline.v1.ReceiveRequest\x1a\x1d.worldline.v1.ReceiveResponse(\x01\x30\x01\x12@\n\x05Probe\x12\x1a.worldline.v1.ProbeRequest\x1a\x1b.worldline.v1.ProbeResponse\x12W\n\x0cReceiveProbe\x12!.worldline.v1.ReceiveProbeRequest\x1a\".worldline.v1.ReceiveProbeResponse0\x01\x12L\n\tGetStatus\x12\x1e.worldline.v1.GetStatusRequest\x1a\x1f.worldline.v1.GetStatusResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n worldline/v1/mover_service.proto\x12\x0cworldline.v1\x1a&worldline/v1/engine_host_service.proto\x1a\x17worldline/v1/move.proto\x1a\x18worldline/v1/state.proto\"\xee\x01\n\x0bMoveRequest\x12\"\n\x05\x66\x65nce\x18\x01 \x01(\x0b\x32\x13.worldline.v1.Fence\x12 \n\x04plan\x18\x02 \x01(\x0b\x32\x12.worldline.v1.Plan\x12%\n\x06source\x18\x03 \x01(\x0b\x32\x15.worldline.v1.HostRef\x12*\n\x0b\x64\x65stination\x18\x04 \x01(\x0b\x32\x15.worldline.v1.HostRef\x12!\n\x19\x64\x65stination_mover_address\x18\x05 \x01(\t\x12#\n\x06\x66\x61ults\x18\x06 \x03(\x0b\x32\x13.worldline.v1.Fault\"\xc0\x03\n\x0cMoveResponse\x12\r\n\x05stage\x18\x01 \x01(\t\x12\x14\n\x0clanded_bytes\x18\x02 \x01(\x04\x12\x13\n\x0btotal_bytes\x18\x03 \x01(\x04\x12\x16\n\x0eretried_chunks\x18\x04 \x01(\r\x12(\n\x06stages\x18\x05 \x01(\x0b\x32\x18.worldline.v1.StageTimes\x12(\n\x08manifest\x18\x06 \x01(\x0b\x32\x16.worldline.v1.Manifest\x12-\n\x0esource_receipt\x18\x07 \x01(\x0b\x32\x15.worldline.v1.Receipt\x12\x32\n\x13\x64\x65stination_receipt\x18\x08 \x01(\x0b\x32\x15.worldline.v1.Receipt\x12\x17\n\x0finjected_faults\x18\t \x01(\r\x12\x12\n\nwire_bytes\x18\n \x01(\x04\x12\x1a\n\x12\x65ncode_bytes_per_s\x18\x0b \x01(\x01\x12\x1a\n\x12\x64\x65\x63ode_bytes_per_s\x18\x0c \x01(\x01\x12\x12\n\nlate_bytes\x18\r \x01(\x04\x12\x16\n\x0e\x65ncode_threads\x18\x0e \x01(\r\x12\x16\n\x0e\x64\x65\x63ode_threads\x18\x0f \x01(\r\"\xc3\x03\n\x0bReceiveOpen\x12\"\n\x05\x66\x65nce\x18\x01 \x01(\x0b\x32\x13.worldline.v1.Fence\x12 \n\x04plan\x18\x02 \x01(\x0b\x32\x12.worldline.v1.Plan\x12$\n\x06layout\x18\x03 \x01(\x0b\x32\x14.worldline.v1.Layout\x12\x33\n\ndescriptor\x18\x04 \x01(\x0b\x32\x1f.worldline.v1.SessionDescriptor\x12\x1a\n\x12\x66ingerprint_digest\x18\x05 \x01(\x0c\x12L\n\x12\x66ingerprint_fields\x18\x06 \x03(\x0b\x32\x30.worldline.v1.ReceiveOpen.FingerprintFieldsEntry\x12*\n\x0b\x64\x65stination\x18\x07 \x01(\x0b\x32\x15.worldline.v1.HostRef\x12.\n\rsource_region\x18\x08 \x01(\x0b\x32\x17.worldline.v1.RegionRef\x12\x13\n\x0b\x66lip_chunks\x18\t \x03(\r\x1a\x38\n\x16\x46ingerprintFieldsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"T\n\rReceiveFinish\x12(\n\x08manifest\x18\x01 \x01(\x0b\x32\x16.worldline.v1.Manifest\x12\x19\n\x11source_chunk_crcs\x18\x02 \x03(\x07\"\r\n\x0bReceiveBeat\"\xcd\x01\n\x0eReceiveRequest\x12)\n\x04open\x18\x01 \x01(\x0b\x32\x19.worldline.v1.ReceiveOpenH\x00\x12+\n\x05start\x18\x02 \x01(\x0b\x32\x1a.worldline.v1.ReceiveStartH\x00\x12-\n\x06\x66inish\x18\x03 \x01(\x0b\x32\x1b.worldline.v1.ReceiveFinishH\x00\x12)\n\x04\x62\x65\x61t\x18\x04 \x01(\x0b\x32\x19.worldline.v1.ReceiveBeatH\x00\x42\t\n\x07message\"K\n\x0cReceiveStart\x12\x13\n\x0bremaining_s\x18\x01 \x01(\x01\x12&\n\x05parts\x18\x02 \x03(\x0b\x32\x17.worldline.v1.CodedPart\"C\n\x0cReceiveReady\x12\x10\n\x08\x65ndpoint\x18\x01 \x01(\t\x12\r\n\x05token\x18\x02 \x01(\x0c\x12\x12\n\nprefault_s\x18\x03 \x01(\x01\"?\n\x0fReceiveProgress\x12\x14\n\x0clanded_bytes\x18\x01 \x01(\x04\x12\x16\n\x0eretried_chunks\x18\x02 \x01(\r\"\x8f\x01\n\x0fReceiveVerified\x12&\n\x07receipt\x18\x01 \x01(\x0b\x32\x15.worldline.v1.Receipt\x12\x10\n\x08verify_s\x18\x02 \x01(\x01\x12\x0e\n\x06wire_s\x18\x03 \x01(\x01\x12\x1a\n\x12\x64\x65\x63ode_bytes_per_s\x18\x04 \x01(\x01\x12\x16\n\x0e\x64\x65\x63ode_threads\x18\x05 \x01(\r\"\xaf\x01\n\x0fReceiveResponse\x12+\n\x05ready\x18\x01 \x01(\x0b\x32\x1a.worldline.v1.ReceiveReadyH\x00\x12\x31\n\x08progress\x18\x02 \x01(\x0b\x32\x1d.worldline.v1.ReceiveProgressH\x00\x12\x31\n\x08verified\x18\x03 \x01(\x0b\x32\x1d.worldline.v1.ReceiveVerifiedH\x00\x42\t\n\x07message\"\x12\n\x10GetStatusRequest\"\xdd\x01\n\x11GetStatusResponse\x12\x10\n\x08mover_id\x18\x01 \x01(\t\x12\x12\n\ntransports\x18\x02 \x03(\t\x12\r\n\x05moves\x18\x03 \x03(\t\x12\x16\n\x0e\x64\x61ta_plane_pid\x18\x04 \x01(\r\x12\x19\n\x11\x64\x61ta_plane_starts\x18\x05 \x01(\r\x12\x13\n\x0bmoved_bytes\x18\x06 \x01(\x04\x12\x16\n\x0emapped_regions\x18\x07 \x01(\r\x12\x17\n\x0f\x66\x61ult_injection\x18\x08 \x01(\x08\x12\x1a\n\x12retransmit_floor_s\x18\t \x01(\x01\"y\n\x0cProbeRequest\x12\x10\n\x08probe_id\x18\x01 \x01(\t\x12!\n\x19\x64\x65stination_mover_address\x18\x02 \x01(\t\x12 \n\x04plan\x18\x03 \x01(\x0b\x32\x12.worldline.v1.Plan\x12\x12\n\nsize_bytes\x18\x04 \x01(\x04\"1\n\rProbeResponse\x12\x0e\n\x06wire_s\x18\x01 \x01(\x01\x12\x10\n\x08verify_s\x18\x02 \x01(\x01\"l\n\x13ReceiveProbeRequest\x12\x10\n\x08probe_id\x18\x01 \x01(\t\x12 \n\x04plan\x18\x02 \x01(\x0b\x32\x12.worldline.v1.Plan\x12\x12\n\nsize_bytes\x18\x03 \x01(\x04\x12\r\n\x05token\x18\x04 \x01(\x0c\"^\n\x14ReceiveProbeResponse\x12\x10\n\x08\x65ndpoint\x18\x01 \x01(\t\x12\x0e\n\x06wire_s\x18\x02 \x01(\x01\x12\x10\n\x08verify_s\x18\x03 \x01(\x01\x12\x12\n\nchunk_crcs\x18\x04 \x03(\x07\x32\x84\x03\n\x0cMoverService\x12?\n\x04Move\x12\x19.worldline.v1.MoveRequest\x1a\x1a.worldline.v1.MoveResponse0\x01\x12J\n\x07Receive\x12\x1c.worldline.v1.ReceiveRequest\x1a\x1d.worldline.v1.ReceiveResponse(\x01\x30\x01\x12@\n\x05Probe\x12\x1a.worldline.v1.ProbeRequest\x1a\x1b.worldline.v1.ProbeResponse\x12W\n\x0cReceiveProbe\x12!.worldline.v1.ReceiveProbeRequest\x1a\".worldline.v1.ReceiveProbeResponse0\x01\x12L\n\tGetStatus\x12\x1e.worldline.v1.GetStatusRequest\x1a\x1f.worldline.v1.GetStatusResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -39,39 +39,39 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_MOVEREQUEST']._serialized_start=142
   _globals['_MOVEREQUEST']._serialized_end=380
   _globals['_MOVERESPONSE']._serialized_start=383
-  _globals['_MOVERESPONSE']._serialized_end=763
-  _globals['_RECEIVEOPEN']._serialized_start=766
-  _globals['_RECEIVEOPEN']._serialized_end=1217
-  _globals['_RECEIVEOPEN_FINGERPRINTFIELDSENTRY']._serialized_start=1161
-  _globals['_RECEIVEOPEN_FINGERPRINTFIELDSENTRY']._serialized_end=1217
-  _globals['_RECEIVEFINISH']._serialized_start=1219
-  _globals['_RECEIVEFINISH']._serialized_end=1303
-  _globals['_RECEIVEBEAT']._serialized_start=1305
-  _globals['_RECEIVEBEAT']._serialized_end=1318
-  _globals['_RECEIVEREQUEST']._serialized_start=1321
-  _globals['_RECEIVEREQUEST']._serialized_end=1526
-  _globals['_RECEIVESTART']._serialized_start=1528
-  _globals['_RECEIVESTART']._serialized_end=1563
-  _globals['_RECEIVEREADY']._serialized_start=1565
-  _globals['_RECEIVEREADY']._serialized_end=1632
-  _globals['_RECEIVEPROGRESS']._serialized_start=1634
-  _globals['_RECEIVEPROGRESS']._serialized_end=1697
-  _globals['_RECEIVEVERIFIED']._serialized_start=1699
-  _globals['_RECEIVEVERIFIED']._serialized_end=1818
-  _globals['_RECEIVERESPONSE']._serialized_start=1821
-  _globals['_RECEIVERESPONSE']._serialized_end=1996
-  _globals['_GETSTATUSREQUEST']._serialized_start=1998
-  _globals['_GETSTATUSREQUEST']._serialized_end=2016
-  _globals['_GETSTATUSRESPONSE']._serialized_start=2019
-  _globals['_GETSTATUSRESPONSE']._serialized_end=2240
-  _globals['_PROBEREQUEST']._serialized_start=2242
-  _globals['_PROBEREQUEST']._serialized_end=2363
-  _globals['_PROBERESPONSE']._serialized_start=2365
-  _globals['_PROBERESPONSE']._serialized_end=2414
-  _globals['_RECEIVEPROBEREQUEST']._serialized_start=2416
-  _globals['_RECEIVEPROBEREQUEST']._serialized_end=2524
-  _globals['_RECEIVEPROBERESPONSE']._serialized_start=2526
-  _globals['_RECEIVEPROBERESPONSE']._serialized_end=2620
-  _globals['_MOVERSERVICE']._serialized_start=2623
-  _globals['_MOVERSERVICE']._serialized_end=3011
+  _globals['_MOVERESPONSE']._serialized_end=831
+  _globals['_RECEIVEOPEN']._serialized_start=834
+  _globals['_RECEIVEOPEN']._serialized_end=1285
+  _globals['_RECEIVEOPEN_FINGERPRINTFIELDSENTRY']._serialized_start=1229
+  _globals['_RECEIVEOPEN_FINGERPRINTFIELDSENTRY']._serialized_end=1285
+  _globals['_RECEIVEFINISH']._serialized_start=1287
+  _globals['_RECEIVEFINISH']._serialized_end=1371
+  _globals['_RECEIVEBEAT']._serialized_start=1373
+  _globals['_RECEIVEBEAT']._serialized_end=1386
+  _globals['_RECEIVEREQUEST']._serialized_start=1389
+  _globals['_RECEIVEREQUEST']._serialized_end=1594
+  _globals['_RECEIVESTART']._serialized_start=1596
+  _globals['_RECEIVESTART']._serialized_end=1671
+  _globals['_RECEIVEREADY']._serialized_start=1673
+  _globals['_RECEIVEREADY']._serialized_end=1740
+  _globals['_RECEIVEPROGRESS']._serialized_start=1742
+  _globals['_RECEIVEPROGRESS']._serialized_end=1805
+  _globals['_RECEIVEVERIFIED']._serialized_start=1808
+  _globals['_RECEIVEVERIFIED']._serialized_end=1951
+  _globals['_RECEIVERESPONSE']._serialized_start=1954
+  _globals['_RECEIVERESPONSE']._serialized_end=2129
+  _globals['_GETSTATUSREQUEST']._serialized_start=2131
+  _globals['_GETSTATUSREQUEST']._serialized_end=2149
+  _globals['_GETSTATUSRESPONSE']._serialized_start=2152
+  _globals['_GETSTATUSRESPONSE']._serialized_end=2373
+  _globals['_PROBEREQUEST']._serialized_start=2375
+  _globals['_PROBEREQUEST']._serialized_end=2496
+  _globals['_PROBERESPONSE']._serialized_start=2498
+  _globals['_PROBERESPONSE']._serialized_end=2547
+  _globals['_RECEIVEPROBEREQUEST']._serialized_start=2549
+  _globals['_RECEIVEPROBEREQUEST']._serialized_end=2657
+  _globals['_RECEIVEPROBERESPONSE']._serialized_start=2659
+  _globals['_RECEIVEPROBERESPONSE']._serialized_end=2753
+  _globals['_MOVERSERVICE']._serialized_start=2756
+  _globals['_MOVERSERVICE']._serialized_end=3144
 # @@protoc_insertion_point(module_scope)

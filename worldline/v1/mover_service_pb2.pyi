@@ -91,6 +91,9 @@ class MoveResponse(_message.Message):
     WIRE_BYTES_FIELD_NUMBER: _builtins.int
     ENCODE_BYTES_PER_S_FIELD_NUMBER: _builtins.int
     DECODE_BYTES_PER_S_FIELD_NUMBER: _builtins.int
+    LATE_BYTES_FIELD_NUMBER: _builtins.int
+    ENCODE_THREADS_FIELD_NUMBER: _builtins.int
+    DECODE_THREADS_FIELD_NUMBER: _builtins.int
     stage: _builtins.str
     """Stage it is in: "reserve", "freeze", "wire", "verify" or "verified"."""
     landed_bytes: _builtins.int
@@ -107,6 +110,14 @@ class MoveResponse(_message.Message):
     """On the last message of a coded move: bytes/s of state that one thread of the source's mover coded; 0: none was."""
     decode_bytes_per_s: _builtins.float
     """On the last message of a coded move: bytes/s of state that one thread of the destination's decoded; 0: none was."""
+    late_bytes: _builtins.int
+    """On the last message of a coded move: bytes of state that went as they are because the wire was free before they
+    could be coded.
+    """
+    encode_threads: _builtins.int
+    """On the last message of a coded move: threads that coded."""
+    decode_threads: _builtins.int
+    """On the last message of a coded move: threads that decoded; 0: those that received did."""
     @_builtins.property
     def stages(self) -> _move_pb2.StageTimes:
         """Stage times so far."""
@@ -138,10 +149,13 @@ class MoveResponse(_message.Message):
         wire_bytes: _builtins.int = ...,
         encode_bytes_per_s: _builtins.float = ...,
         decode_bytes_per_s: _builtins.float = ...,
+        late_bytes: _builtins.int = ...,
+        encode_threads: _builtins.int = ...,
+        decode_threads: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["destination_receipt", b"destination_receipt", "manifest", b"manifest", "source_receipt", b"source_receipt", "stages", b"stages"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_bytes_per_s", b"decode_bytes_per_s", "destination_receipt", b"destination_receipt", "encode_bytes_per_s", b"encode_bytes_per_s", "injected_faults", b"injected_faults", "landed_bytes", b"landed_bytes", "manifest", b"manifest", "retried_chunks", b"retried_chunks", "source_receipt", b"source_receipt", "stage", b"stage", "stages", b"stages", "total_bytes", b"total_bytes", "wire_bytes", b"wire_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_bytes_per_s", b"decode_bytes_per_s", "decode_threads", b"decode_threads", "destination_receipt", b"destination_receipt", "encode_bytes_per_s", b"encode_bytes_per_s", "encode_threads", b"encode_threads", "injected_faults", b"injected_faults", "landed_bytes", b"landed_bytes", "late_bytes", b"late_bytes", "manifest", b"manifest", "retried_chunks", b"retried_chunks", "source_receipt", b"source_receipt", "stage", b"stage", "stages", b"stages", "total_bytes", b"total_bytes", "wire_bytes", b"wire_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -337,16 +351,22 @@ class ReceiveStart(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     REMAINING_S_FIELD_NUMBER: _builtins.int
+    PARTS_FIELD_NUMBER: _builtins.int
     remaining_s: _builtins.float
     """Seconds left of the deadline."""
+    @_builtins.property
+    def parts(self) -> _containers.RepeatedCompositeFieldContainer[_engine_host_service_pb2.CodedPart]:
+        """With a codec of the device: what the source's buffer holds; no more of it is sent."""
+
     def __init__(
         self,
         *,
         remaining_s: _builtins.float = ...,
+        parts: _abc.Iterable[_engine_host_service_pb2.CodedPart] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["remaining_s", b"remaining_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["parts", b"parts", "remaining_s", b"remaining_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -418,12 +438,15 @@ class ReceiveVerified(_message.Message):
     VERIFY_S_FIELD_NUMBER: _builtins.int
     WIRE_S_FIELD_NUMBER: _builtins.int
     DECODE_BYTES_PER_S_FIELD_NUMBER: _builtins.int
+    DECODE_THREADS_FIELD_NUMBER: _builtins.int
     verify_s: _builtins.float
     """Seconds from the last byte to the last checksum."""
     wire_s: _builtins.float
     """Seconds from the first to the last byte."""
     decode_bytes_per_s: _builtins.float
     """Bytes/s of state that one thread decoded; 0: the move was not coded."""
+    decode_threads: _builtins.int
+    """Threads that decoded; 0: those that received did, or the move was not coded."""
     @_builtins.property
     def receipt(self) -> _state_pb2.Receipt:
         """The destination's receipt."""
@@ -435,10 +458,11 @@ class ReceiveVerified(_message.Message):
         verify_s: _builtins.float = ...,
         wire_s: _builtins.float = ...,
         decode_bytes_per_s: _builtins.float = ...,
+        decode_threads: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["receipt", b"receipt"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_bytes_per_s", b"decode_bytes_per_s", "receipt", b"receipt", "verify_s", b"verify_s", "wire_s", b"wire_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_bytes_per_s", b"decode_bytes_per_s", "decode_threads", b"decode_threads", "receipt", b"receipt", "verify_s", b"verify_s", "wire_s", b"wire_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -301,6 +301,36 @@ class SessionDescriptor(_message.Message):
 Global___SessionDescriptor: _TypeAlias = SessionDescriptor  # noqa: Y015
 
 @_typing.final
+class Made(_message.Message):
+    """A stretch of a region that holds nothing but a constant: made at the destination instead of sent."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OFFSET_FIELD_NUMBER: _builtins.int
+    SIZE_BYTES_FIELD_NUMBER: _builtins.int
+    FILL_FIELD_NUMBER: _builtins.int
+    offset: _builtins.int
+    """Where it starts in the region, in bytes."""
+    size_bytes: _builtins.int
+    """Bytes; a whole number of fills."""
+    fill: _builtins.bytes
+    """What it holds over and over: 1, 2, 4, 8 or 16 bytes."""
+    def __init__(
+        self,
+        *,
+        offset: _builtins.int = ...,
+        size_bytes: _builtins.int = ...,
+        fill: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fill", b"fill", "offset", b"offset", "size_bytes", b"size_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Made: _TypeAlias = Made  # noqa: Y015
+
+@_typing.final
 class Plan(_message.Message):
     """How a state is moved: admission's choice."""
 
@@ -316,6 +346,8 @@ class Plan(_message.Message):
     MAX_FREEZE_S_FIELD_NUMBER: _builtins.int
     NO_PROGRESS_S_FIELD_NUMBER: _builtins.int
     DIGEST_FIELD_NUMBER: _builtins.int
+    MADE_FIELD_NUMBER: _builtins.int
+    STAGED_FIELD_NUMBER: _builtins.int
     transport: _builtins.str
     """Transport, for instance "tcp" or "local"."""
     chunk_bytes: _builtins.int
@@ -333,10 +365,16 @@ class Plan(_message.Message):
     no_progress_s: _builtins.float
     """Seconds without progress after which the move aborts."""
     digest: _builtins.bytes
-    """SHA-256 over the canonical bytes of the fields above, 32 bytes."""
+    """SHA-256 over the canonical bytes of all other fields, 32 bytes."""
+    staged: _builtins.bool
+    """Whether state on devices goes through host memory at both ends; only with placement DEVICE."""
     @_builtins.property
     def tail_bytes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Sizes in bytes of the last chunks, smaller and smaller; empty: equal chunks to the end."""
+
+    @_builtins.property
+    def made(self) -> _containers.RepeatedCompositeFieldContainer[Global___Made]:
+        """What is made at the destination instead of sent, in order, at most 1024; empty: everything is sent."""
 
     def __init__(
         self,
@@ -351,10 +389,12 @@ class Plan(_message.Message):
         max_freeze_s: _builtins.float = ...,
         no_progress_s: _builtins.float = ...,
         digest: _builtins.bytes = ...,
+        made: _abc.Iterable[Global___Made] | None = ...,
+        staged: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk_bytes", b"chunk_bytes", "codec", b"codec", "deadline_s", b"deadline_s", "digest", b"digest", "max_freeze_s", b"max_freeze_s", "no_progress_s", b"no_progress_s", "placement", b"placement", "streams", b"streams", "tail_bytes", b"tail_bytes", "transport", b"transport"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk_bytes", b"chunk_bytes", "codec", b"codec", "deadline_s", b"deadline_s", "digest", b"digest", "made", b"made", "max_freeze_s", b"max_freeze_s", "no_progress_s", b"no_progress_s", "placement", b"placement", "staged", b"staged", "streams", b"streams", "tail_bytes", b"tail_bytes", "transport", b"transport"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

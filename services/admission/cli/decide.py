@@ -172,4 +172,5 @@ def _codec(text: str) -> Codec:
     parts = [units.amount(part) for part in text.split(",")]
     if len(parts) != 3 or parts[0] > 1:
         raise argparse.ArgumentTypeError(f"{text!r} is neither 'ans' nor a ratio up to 1 and two rates: 0.6,1G,2G")
-    return Codec("codec", *parts)
+    ratio, encode_Bps, decode_Bps = parts
+    return Codec("codec", ratio, encode_Bps, decode_Bps)

@@ -8,10 +8,10 @@ from pathlib import Path
 from admission.cli import units
 from admission.cli.regimes import Point, Regime
 from admission.cli.sheet import gigabits
-from admission.pictures import require_plots
 from admission.rules import paper
 from worldline.cli import render
 from worldline.cli.options import Subparsers
+from worldline.cli.pictures import require_plots
 from worldline.client import Client
 from worldline.errors import WorldlineError
 from worldline.v1 import admission_service_pb2 as pb

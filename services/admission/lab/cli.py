@@ -6,9 +6,9 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from admission.pictures import require_plots
 from worldline.cli import render
 from worldline.cli.options import Subparsers, at_least_one
+from worldline.cli.pictures import require_plots
 from worldline.errors import BadRequest, Unsupported
 
 if TYPE_CHECKING:

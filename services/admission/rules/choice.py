@@ -2,7 +2,9 @@
 
 A plan that admits comes before one that does not; among those the largest margin wins, and within a millisecond of it
 the simplest: raw before coded, no tail schedule before one, and what is offered first before what comes after. A codec
-is only for a move that fails raw, or that it shortens where no deadline bounds it (paper §6.4).
+is only for a move that fails raw, or that it shortens by a tenth where no deadline bounds it (paper §6.4): less would
+not pay for the processors that it takes. On a path whose B was measured, which has the last checksum in it, what a tail
+saves cannot be seen: there it is taken wherever there is one.
 """
 
 from __future__ import annotations
@@ -11,15 +13,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
-from admission.rules.cost import Stages, predict
+from admission.rules.cost import Stages, crc_Bps, predict, wire_Bps
 from admission.rules.question import Codec, Mode, Path, Question
 from admission.rules.table import MOVE_RULES, PLAN_RULES
 from admission.rules.waiting import judged
-from worldline.plan import Placement
+from worldline.plan import PAGE_BYTES, Placement, tail_schedule
 from worldline.verdict import Clause, Kind, Verdict, compose
 
 TIE_S = 1e-3
-_TAIL_HALVINGS = 4
+# Of the raw move's time, what a coded one may take where raw would do.
+CODEC_PAYS = 0.9
 _ORDER = {Kind.ADMIT: 0, Kind.DEFER: 1, Kind.REJECT: 2}
 
 
@@ -68,31 +71,35 @@ def choose(question: Question) -> Choice:
     plans = list(_plans(question))
     raw = [plan for plan in plans if plan.question.codec is None]
     coded = [plan for plan in plans if plan.question.codec is not None]
-    if question.contract.has_deadline and raw:
-        best = _best(raw)
-        if best.kind is not Kind.ADMIT and coded:
-            best = min(best, _best(coded), key=lambda item: _ORDER[item.kind])
-    else:
-        best = _best(plans)
+    best = _best(raw or coded)
+    if raw and best.kind is Kind.ADMIT:
+        limit_s = 0.0 if question.contract.has_deadline else CODEC_PAYS * best.stages.total_s
+        shorter = [plan for plan in coded if plan.stages.total_s <= limit_s]
+        if shorter and (found := _best(shorter)).kind is Kind.ADMIT:
+            best = found
+    elif raw and coded:
+        best = min(best, _best(coded), key=lambda item: _ORDER[item.kind])
     return _choice(best, question)
 
 
-def halving_tail(state_bytes: int, chunk_bytes: int) -> tuple[int, ...]:
-    """A tail of ever smaller chunks, so that the last checksum is short: 1/2, 1/4 ... of a chunk.
-
-    Of a state under two chunks, half takes the chunk's place.
+def tail_of(question: Question) -> tuple[int, ...]:
+    """The tail of this plan by its wire and its lane, so that the last checksum is one small chunk's; none where no
+    lane works beside the wire, or its rate was not told. Of a state under two chunks, half takes the chunk's place.
     """
-    whole = min(chunk_bytes, state_bytes // 2)
-    return tuple(size for size in (whole >> step for step in range(1, _TAIL_HALVINGS + 1)) if size)
+    checked_Bps = crc_Bps(question)
+    whole_bytes = min(question.chunk_bytes, question.sent_bytes // 2) // PAGE_BYTES * PAGE_BYTES
+    if checked_Bps is None or not whole_bytes or question.placement is not Placement.PIPELINED:
+        return ()
+    return tail_schedule(whole_bytes, wire_Bps(question), checked_Bps)
 
 
 def _plans(question: Question) -> Iterator[_Judged]:
     """Every plan offered, the simplest first."""
     offers = question.offers
-    tails = (False, True) if offers.tail else (False,)
     sizes, streams = offers.chunk_bytes or (question.chunk_bytes,), offers.streams or (question.streams,)
     place = 0
     for path in offers.paths or (_own_path(question),):
+        tails = ((True, False) if path.verified else (False, True)) if offers.tail else (False,)
         codecs = path.codecs or offers.codecs or (question.codec,)
         modes, placements = offers.modes or (question.mode,), path.placements or offers.placements
         offered = product(codecs, modes, placements or (question.placement,), tails, sizes, streams)
@@ -110,11 +117,10 @@ def _plans(question: Question) -> Iterator[_Judged]:
                 retransmit_floor_s=path.retransmit_floor_s,
                 verified=path.verified,
                 placement=placement,
-                tail_bytes=halving_tail(question.state_bytes, chunk_bytes) if tail else question.tail_bytes,
                 chunk_bytes=chunk_bytes,
                 streams=count,
             )
-            yield _timed(place, plan)
+            yield _timed(place, replace(plan, tail_bytes=tail_of(plan)) if tail else plan)
             place += 1
 
 

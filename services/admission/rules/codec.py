@@ -23,7 +23,7 @@ def codec(question: Question) -> Clause:
     raw_s, coded_s = predict(replace(question, codec=None)).total_s, predict(question).total_s
     costs = raw_s < question.allowed_s <= coded_s
     if used.ratio is None:
-        text = f"{used.name}: {coded_s:.3f} s with B as it was measured coded, {question.allowed_s:g} s allowed"
+        text = f"{used.name}: its share is not known yet, {coded_s:.3f} s as if raw, {question.allowed_s:g} s allowed"
         return Clause(NAME, Kind.ADMIT, text, {"coded_s": coded_s, "allowed_s": question.allowed_s})
     numbers = {"ratio": used.ratio, "raw_s": raw_s, "coded_s": coded_s, "allowed_s": question.allowed_s}
     text = (

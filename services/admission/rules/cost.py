@@ -3,6 +3,9 @@
 The wire carries the payload P (S, or r·S coded) at the share of B that a move gets among those into the same port.
 Verification is what the placement leaves exposed of it (§6.5): all of S / B_crc in sequence, one last chunk when it is
 pipelined, and on the receive path a slower wire. Nothing that was not told is charged, nothing that B contains twice.
+
+A codec that works beside the wire codes the share of S that it keeps up with; the rest goes raw, so that P over B is
+never longer than S over B.
 """
 
 from __future__ import annotations
@@ -58,19 +61,32 @@ def crc_Bps(question: Question) -> float | None:
     return engine.rate_Bps / fan_in(question) if engine else None
 
 
+def coded_share(question: Question) -> float:
+    """Of S, what the codec gets to: all of it, or beside the wire as much as it codes while S crosses."""
+    codec = question.codec
+    if codec is None or codec.ratio is None:
+        return 0.0
+    if not codec.beside or codec.encode_Bps is None:
+        return 1.0
+    return min(1.0, codec.encode_Bps / (wire_Bps(question) + (1 - codec.ratio) * codec.encode_Bps))
+
+
 def payload_bytes(question: Question) -> float:
     """P: the bytes that cross the wire."""
     ratio = question.codec.ratio if question.codec else None
-    return float(question.state_bytes) if ratio is None else question.state_bytes * ratio
+    if ratio is None:
+        return float(question.sent_bytes)
+    share = coded_share(question)
+    return question.sent_bytes * (share * ratio + 1 - share)
 
 
 def predict(question: Question) -> Stages:
     """The stages of this move under this plan."""
-    codec, state_bytes = question.codec, question.state_bytes
+    codec, sent_bytes = question.codec, question.sent_bytes
     carried_s = _carried_s(question)
     verified_s = _verified_s(question, carried_s)
     if question.chunk_s:
-        chunks = math.ceil(state_bytes / question.chunk_bytes) + len(question.tail_bytes)
+        chunks = math.ceil(sent_bytes / question.chunk_bytes) + len(question.tail_bytes)
         carried_s += question.chunk_s * chunks / question.streams
         verified_s += question.chunk_s * chunks / question.streams
     exposed_s = question.exposed_s + (verified_s - carried_s if math.isfinite(carried_s) else 0.0)
@@ -78,10 +94,10 @@ def predict(question: Question) -> Stages:
         setup_s=question.setup_s,
         first_touch_s=0.0 if question.slot_warm is not False else question.first_touch_s or 0.0,
         quantum_s=question.quantum_s or 0.0,
-        encode_s=state_bytes / codec.encode_Bps if codec and codec.encode_Bps else 0.0,
+        encode_s=sent_bytes / codec.encode_Bps if codec and codec.encode_Bps and not codec.beside else 0.0,
         wire_s=carried_s,
         exposed_s=exposed_s,
-        decode_s=state_bytes / codec.decode_Bps if codec and codec.decode_Bps else 0.0,
+        decode_s=sent_bytes / codec.decode_Bps if codec and codec.decode_Bps and not codec.beside else 0.0,
     )
 
 
@@ -93,6 +109,9 @@ def _carried_s(question: Question) -> float:
     """
     rate_Bps = wire_Bps(question) - question.dirty_Bps
     carried_s = payload_bytes(question) / rate_Bps if rate_Bps > 0 else math.inf
+    codec = question.codec
+    if codec and codec.beside and codec.decode_Bps:
+        carried_s = max(carried_s, coded_share(question) * question.sent_bytes / codec.decode_Bps)
     if question.verified:
         return carried_s
     if question.source_crc:
@@ -127,9 +146,12 @@ def _pipelined_s(question: Question, carried_s: float, checked_s: float) -> floa
     Among chunks of equal size only the first and the last can be that k. The last chunk of the body counts as a whole
     one, so that a state that is a little smaller never takes longer.
     """
-    state_bytes = float(question.state_bytes)
-    tail = question.tail_bytes if sum(question.tail_bytes) < state_bytes else ()
-    landed_bytes = state_bytes - sum(tail)
+    state_bytes, sent_bytes = float(question.state_bytes), float(question.sent_bytes)
+    if not sent_bytes:
+        return max(carried_s, checked_s)
+    carried_s *= state_bytes / sent_bytes  # as if all of it were sent, so that a chunk's share is one of S
+    tail = question.tail_bytes if sum(question.tail_bytes) < sent_bytes else ()
+    landed_bytes = sent_bytes - sum(tail)
     chunk_bytes = min(float(question.chunk_bytes), landed_bytes)
     unchecked_bytes = chunk_bytes + sum(tail)
     first_s = carried_s * chunk_bytes / state_bytes + checked_s

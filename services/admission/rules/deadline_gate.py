@@ -24,6 +24,7 @@ def deadline_gate(question: Question) -> Clause:
     total_s = stages.total_s
     numbers = {
         "state_bytes": float(question.state_bytes),
+        "made_bytes": float(question.state_bytes - question.sent_bytes),
         "payload_bytes": payload_bytes(question),
         "bandwidth_Bps": question.bandwidth_Bps,
         "wire_Bps": rate_Bps,
@@ -80,10 +81,12 @@ def _sum(question: Question, stages: Stages, rate_Bps: float) -> str:
     rate = f"{rate_Bps:.4g}"
     if question.mode is Mode.LIVE:
         rate = f"({rate} - {question.dirty_Bps:.4g})"
-    ratio = question.codec.ratio if question.codec else None
-    coded = "" if ratio is None else f"{ratio:g} x "
+    payload = payload_bytes(question)
+    coded = "" if payload == question.sent_bytes else f"{payload / question.sent_bytes:.4g} x "
+    made = question.state_bytes - question.sent_bytes
+    sent = f"({question.state_bytes} - {made} made there) B" if made else f"{question.state_bytes} B"
     shared = f", shared by {fan_in(question)}" if fan_in(question) > 1 else ""
-    parts.append(f"{coded}{question.state_bytes} B / {rate} B/s{shared}")
+    parts.append(f"{coded}{sent} / {rate} B/s{shared}")
     if stages.decode_s >= _SHOWN_S:
         parts.append(f"{stages.decode_s:.3f} s decode")
     return f"{' + '.join(parts)} = {stages.total_s:.3f} s"

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from admission.rules import paper
 from worldline.contract import Contract, Tier
 from worldline.manifest import Fingerprint
-from worldline.plan import Placement
+from worldline.plan import DEVICE_CODECS, Placement
 from worldline.verdict import Clause
 
 
@@ -72,13 +72,15 @@ class Checksum:
 class Codec:
     """A lossless codec: coded share of the bytes (0 < ratio <= 1), and its rates over decoded bytes (bytes/s).
 
-    None where B was measured with the codec at work, so that its share and its time are in B.
+    None where nobody knows: charged as if it left every byte and took no time. `beside`: it works while bytes cross,
+    and what it has not begun when the wire is free goes raw; else its two steps come before and after the wire.
     """
 
     name: str
     ratio: float | None = None
     encode_Bps: float | None = None
     decode_Bps: float | None = None
+    beside: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,10 +167,10 @@ class Offers:
 class Question:
     """One move under one plan, as the rules see it; `choose` asks it once for each plan that `offers` allows.
 
-    `state_bytes` is S, `dirty_rate_Bps` D (None before the first block was timed), `bandwidth_Bps` B of the path,
-    `setup_s` its fixed seconds, `exposed_s` further verification that the wire does not hide, `bound_s` what its plan
-    allows from freeze to commit. `host_moves` and `mover_moves` are the moves in flight into the destination host and
-    into its mover, each with its cap; a `mover_cap` of 0 is not known.
+    `state_bytes` is S, `made_bytes` what of it the destination makes itself, `dirty_rate_Bps` D (None before the first
+    block was timed), `bandwidth_Bps` B of the path, `setup_s` its fixed seconds, `exposed_s` further verification that
+    the wire does not hide, `bound_s` what its plan allows from freeze to commit. `host_moves` and `mover_moves` are the
+    moves in flight into the destination host and into its mover, each with its cap; a `mover_cap` of 0 is not known.
     """
 
     contract: Contract
@@ -216,8 +218,9 @@ class Question:
     in_path_wire_fraction: float = paper.IN_PATH_WIRE_FRACTION  # of its rate that checksums in its path leave the wire
     episodes: Episodes | None = None
 
-    # The state: bytes that no block writes or reads, and when pre-copy stops.
+    # The state: bytes that no block writes or reads, what of them is not sent, and when pre-copy stops.
     cold_bytes: int = 0
+    made_bytes: int = 0
     precopy_stop_fraction: float = paper.PRECOPY_STOP_CHUNKS / paper.PRECOPY_CHUNKS  # of S, for the last, frozen round
     precopy_rounds: int = paper.PRECOPY_ROUNDS
 
@@ -239,6 +242,9 @@ class Question:
     opposite_moves: tuple[InFlight, ...] = ()
     duplex_bytes: int = 64 << 20  # from this size on a move fills its link
 
+    # Why state on devices goes through host memory at both ends, by name and in words; "" where it need not.
+    staged_because: str = ""
+
     # Whether it is worth it.
     escapes: Escapes = Escapes()
     benefit_s: float | None = None  # seconds of stall that the move saves
@@ -248,6 +254,13 @@ class Question:
     def dirty_Bps(self) -> float:
         """D as far as it is charged: a frozen source dirties nothing, and None counts as nothing until it is told."""
         return (self.dirty_rate_Bps or 0.0) if self.mode is Mode.LIVE else 0.0
+
+    @property
+    def sent_bytes(self) -> int:
+        """Of S, what is sent: the motion set. A codec on the device has all of S to code."""
+        if self.codec and self.codec.name in DEVICE_CODECS:
+            return self.state_bytes
+        return max(self.state_bytes - self.made_bytes, 0)
 
     @property
     def allowed_s(self) -> float:

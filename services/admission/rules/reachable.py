@@ -18,6 +18,8 @@ def reachable(question: Question) -> Clause:
     numbers = {"silent_s": longest_s, "silent_bound_s": question.silent_s, "silent_grace_s": question.silent_grace_s}
     if not refusals and not silent:
         text = f"all heard from within {longest_s:.1f} s <= {question.silent_s:g} s; transport {question.transport}"
+        if question.staged_because:
+            text += f", staged through host memory ({question.staged_because})"
         return Clause(NAME, Kind.ADMIT, text, numbers)
     bound_s = question.silent_s + question.silent_grace_s
     found = refusals + [f"{peer.name} silent for {peer.silent_s:.1f} s > {question.silent_s:g} s" for peer in silent]

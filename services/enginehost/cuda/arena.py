@@ -10,7 +10,8 @@ import torch
 from enginehost.charge import Charge
 from enginehost.cuda import driver
 from enginehost.cuda.crc import DeviceCrc
-from enginehost.device import Checksums, Span
+from enginehost.cuda.save import save
+from enginehost.device import Checksums, Saved, Span
 from worldline.errors import Exhausted, Internal
 from worldline.plan import Chunk
 
@@ -70,6 +71,10 @@ class CudaArena:
         ]
         chunks = [Chunk(index, at, size) for index, (at, size) in enumerate(sizes)]
         return self._crc.crcs(self.address, chunks).whole
+
+    def save(self, to: int, pieces: Sequence[Chunk]) -> Saved:
+        """See `Memory`."""
+        return save(self.address, to, pieces, self._crc)
 
     def read_only_fd(self) -> int:
         """A new descriptor of the allocation; CUDA has none that only reads."""

@@ -70,11 +70,12 @@ class DeviceCrc:
         self._ready: OrderedDict[tuple[int, int], _Ready] = OrderedDict()
         self._lock = threading.Lock()
 
-    def run(self, address: int, chunks: Sequence[Chunk]) -> Run:
-        """Begin the checksums of consecutive chunks of the memory at `address`."""
+    def run(self, address: int, chunks: Sequence[Chunk], stream: torch.cuda.Stream | None = None) -> Run:
+        """Begin the checksums of consecutive chunks of the memory at `address`, on `stream` or their own."""
         driver.use(self.ordinal)
         misaligned_bytes = address % WORD_BYTES
-        return Run(self, address - misaligned_bytes, self._prepared(tuple(chunks), misaligned_bytes))
+        ready = self._prepared(tuple(chunks), misaligned_bytes)
+        return Run(self, address - misaligned_bytes, ready, stream or self.stream)
 
     def crcs(self, address: int, chunks: Sequence[Chunk]) -> Checksums:
         """The checksums of memory that nothing writes any more."""
@@ -110,23 +111,24 @@ class DeviceCrc:
 class Run:
     """The checksums of one list of chunks, in as many launches as there are calls of `add`."""
 
-    def __init__(self, crc: DeviceCrc, base: int, ready: _Ready) -> None:
+    def __init__(self, crc: DeviceCrc, base: int, ready: _Ready, stream: torch.cuda.Stream) -> None:
         self._crc = crc
         self._base = base
         self._ready = ready
-        with torch.cuda.stream(crc.stream):
+        self._stream = stream
+        with torch.cuda.stream(stream):
             self._found = torch.empty(len(ready.plan.chunks) + 1, dtype=torch.int32, device=ready.tiles.device)
             self._found[:-1].copy_(ready.initial)
 
     def add(self, first_chunk: int, until_chunk: int) -> None:
-        """Queue chunks `first_chunk` .. `until_chunk` - 1, behind what is on the checksums' stream."""
+        """Queue chunks `first_chunk` .. `until_chunk` - 1, behind what is on the stream."""
         crc, ready = self._crc, self._ready
         first = ready.plan.first_tile[first_chunk]
         count = ready.plan.first_tile[until_chunk] - first
         crc._tiles.launch(
             min(count, crc._blocks),
             crc._shape.threads,
-            crc.stream,
+            self._stream,
             (
                 (self._base, POINTER),
                 (ready.tiles.data_ptr(), POINTER),
@@ -147,7 +149,7 @@ class Run:
         crc._whole.launch(
             1,
             _WHOLE_THREADS,
-            crc.stream,
+            self._stream,
             (
                 (self._found.data_ptr(), POINTER),
                 (self._ready.after.data_ptr(), POINTER),
@@ -155,6 +157,12 @@ class Run:
                 (self._found.data_ptr() + 4 * count, POINTER),
             ),
         )
-        with torch.cuda.stream(crc.stream):
+        with torch.cuda.stream(self._stream):
             *chunks, whole = unsigned(self._found)
         return Checksums(chunks, whole)
+
+
+def chunk_crcs(runs: Sequence[Run], stream: torch.cuda.Stream) -> list[int]:
+    """Wait for the checksums of all chunks of runs that are on `stream`, fetched at once and not combined."""
+    with torch.cuda.stream(stream):
+        return unsigned(torch.cat([run._found[:-1] for run in runs]))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import torch
@@ -14,15 +14,36 @@ from enginehost.cpu import Cpu
 from enginehost.cuda import driver
 from enginehost.cuda.arena import CudaArena
 from enginehost.cuda.crc import DeviceCrc
-from enginehost.cuda.pull import CudaAttached
+from enginehost.cuda.frames import ans_frames
+from enginehost.cuda.pull import CudaAttached, HostBuffer, PeerRegion, Source
 from enginehost.cuda.self_test import SOUND, peer_verdict
-from enginehost.device import Memory
+from enginehost.device import Crossing, Frames, Memory
+from enginehost.staging import Buffer
 from worldline import telemetry
 from worldline.errors import Precondition, Unsupported
 from worldline.plan import Chunk
 
 _DRIVER = Path("/sys/module/nvidia/version")
 _log = telemetry.log("cuda")
+
+
+class Beside:
+    """See `enginehost.device.Crossing`: a stream of its own."""
+
+    def __init__(self, ordinal: int) -> None:
+        self._stream = torch.cuda.Stream(ordinal)  # type: ignore[no-untyped-call]
+
+    def copy(self, to: torch.Tensor, source: torch.Tensor) -> None:
+        """See `Crossing`."""
+        self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
+        with torch.cuda.stream(self._stream):
+            to.copy_(source, non_blocking=True)
+
+    def mark(self) -> Callable[[], None]:
+        """See `Crossing`."""
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record(self._stream)
+        return event.synchronize
 
 
 class CudaDevice:
@@ -44,10 +65,11 @@ class CudaDevice:
         self._crc = DeviceCrc(ordinal)
         self._copies = torch.cuda.Stream(ordinal)  # type: ignore[no-untyped-call]
         self._ordinals = {driver.device_uuid(other): other for other in range(count)}
-        self.peers = {
+        self.peers: Mapping[str, str] = {
             device_id: SOUND if other == ordinal else peer_verdict(ordinal, other, self._crc)
             for device_id, other in self._ordinals.items()
         }
+        self.frames: Frames | None = ans_frames(ordinal, self._copies)
         for device_id, verdict in self.peers.items():
             tell = _log.info if verdict == SOUND else _log.warning
             tell("peer access tested", device=self.device_id, peer=device_id, verdict=verdict)
@@ -98,7 +120,42 @@ class CudaDevice:
                 reason="PEER_ACCESS_UNSOUND",
                 violations={"source_region.device_id": verdict},
             )
-        return CudaAttached(descriptor, size_bytes, self.ordinal, self._crc, self._copies)
+        return self._pulled_from(PeerRegion(descriptor, size_bytes, self.ordinal))
+
+    def pin(self, address: int, size_bytes: int) -> None:
+        """See `Device`."""
+        driver.use(self.ordinal)
+        driver.pin(address, size_bytes)
+
+    def unpin(self, address: int) -> None:
+        """See `Device`."""
+        driver.use(self.ordinal)
+        self._copies.synchronize()
+        driver.unpin(address)
+
+    def read_from(self, buffer: Buffer) -> CudaAttached:
+        """See `Device`."""
+        return self._pulled_from(HostBuffer(buffer))
+
+    def _pulled_from(self, source: Source) -> CudaAttached:
+        return CudaAttached(source, self.ordinal, self._crc, self._copies)
+
+    @contextmanager
+    def crossing(self) -> Iterator[Crossing]:
+        """See `Device`."""
+        beside = Beside(self.ordinal)
+        try:
+            yield beside
+        finally:
+            # Whatever happened: nothing reads or writes host memory or the slot after this.
+            beside.mark()()
+            self.settle()
+
+    def checksums(self, address: int, chunks: Sequence[Chunk]) -> list[int]:
+        """See `Device`."""
+        filled = [chunk for chunk in chunks if chunk.size_bytes]
+        found = iter(self._crc.crcs(address, filled).chunks if filled else ())
+        return [next(found) if chunk.size_bytes else 0 for chunk in chunks]
 
     def prepare(self, chunks: Sequence[Chunk]) -> None:
         """The checksums' schedule, on the device."""

@@ -177,6 +177,22 @@ def import_memory(descriptor: int, size_bytes: int, users: Sequence[int]) -> Map
     return Mapping(handle, size_bytes, users, writable=False)
 
 
+# --- host memory that devices copy from and to at their full rate
+
+
+_PORTABLE = 1  # CU_MEMHOSTREGISTER_PORTABLE
+
+
+def pin(address: int, size_bytes: int) -> None:
+    """Register host memory of this process with every device. Raises Exhausted, Internal."""
+    _done(_cuda.cuMemHostRegister(address, size_bytes, _PORTABLE), f"pinning {size_bytes} bytes of host memory")
+
+
+def unpin(address: int) -> None:
+    """Undo `pin`."""
+    _done(_cuda.cuMemHostUnregister(address), "unpinning host memory")
+
+
 # --- what runs on streams
 
 

@@ -1,16 +1,19 @@
-"""Pulling a region from another GPU of this machine: peer copies on a stream, checksums behind each piece."""
+"""Pulling a region from another GPU of this machine, or from pinned host memory: checksums behind each piece."""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Protocol
 
 import torch
 
 from enginehost.cuda import driver
 from enginehost.cuda.crc import DeviceCrc
 from enginehost.device import Memory, Pulled
+from enginehost.staging import Buffer
 from worldline.errors import Cancelled
 from worldline.plan import Chunk
 
@@ -20,37 +23,86 @@ PIECE_BYTES = 128 << 20
 _AHEAD = 8
 
 
-class CudaAttached:
-    """See `enginehost.device.Attached`."""
+class Source(Protocol):
+    """What is pulled from: memory that this device can read, at one address for as long as it is used."""
 
-    def __init__(
-        self, descriptor: int, size_bytes: int, ordinal: int, crc: DeviceCrc, stream: torch.cuda.Stream
-    ) -> None:
+    def using(self) -> AbstractContextManager[int]:
+        """The address, valid inside. Raises Cancelled once it is over."""
+
+    def close(self) -> None:
+        """Over, after whoever uses it; a second time does nothing."""
+
+
+class PeerRegion:
+    """Another process's region, mapped here. See `Source`."""
+
+    def __init__(self, descriptor: int, size_bytes: int, ordinal: int) -> None:
         driver.use(ordinal)
         step = driver.granularity_bytes(ordinal)
         self._mapping: driver.Mapping | None = driver.import_memory(
             descriptor, -(-size_bytes // step) * step, [ordinal]
         )
         self._ordinal = ordinal
-        self._crc = crc
-        self._stream = stream
         self._using = threading.Lock()
 
-    @property
-    def address(self) -> int:
-        """Where the source's region is mapped; 0 when it is not any more."""
-        return 0 if self._mapping is None else self._mapping.address
+    @contextmanager
+    def using(self) -> Iterator[int]:
+        """See `Source`."""
+        with self._using:
+            if self._mapping is None:
+                raise Cancelled("the source's region is not mapped any more", reason="CANCELLED")
+            yield self._mapping.address
+
+    def close(self) -> None:
+        """See `Source`."""
+        with self._using:
+            mapping, self._mapping = self._mapping, None
+            if mapping is not None:
+                driver.use(self._ordinal)
+                mapping.close()
+
+
+class HostBuffer:
+    """A pinned buffer of this process, whose loan is not ended here. See `Source`."""
+
+    def __init__(self, buffer: Buffer) -> None:
+        self._buffer: Buffer | None = buffer
+
+    @contextmanager
+    def using(self) -> Iterator[int]:
+        """See `Source`."""
+        buffer = self._buffer
+        if buffer is None:
+            raise Cancelled("nothing is pulled from this buffer any more", reason="CANCELLED")
+        with buffer.using() as address:
+            yield address
+
+    def close(self) -> None:
+        """See `Source`."""
+        self._buffer = None
+
+
+class CudaAttached:
+    """See `enginehost.device.Attached`."""
+
+    def __init__(self, source: Source, ordinal: int, crc: DeviceCrc, stream: torch.cuda.Stream) -> None:
+        self._source = source
+        self._ordinal = ordinal
+        self._crc = crc
+        self._stream = stream
+
+    def using(self) -> AbstractContextManager[int]:
+        """Where the source is mapped."""
+        return self._source.using()
 
     def pull(
         self, into: Memory, chunks: Sequence[Chunk], *, flip: Collection[int], wanted: Callable[[], bool]
     ) -> Pulled:
         """See `Attached`."""
-        with self._using:
-            if self._mapping is None:
-                raise Cancelled("the source's region is not mapped any more", reason="CANCELLED")
+        with self._source.using() as address:
             driver.use(self._ordinal)
             try:
-                return self._pull(self._mapping.address, into, chunks, flip, wanted)
+                return self._pull(address, into, chunks, flip, wanted)
             finally:
                 # Whatever happened: nothing writes into the slot or reads the source after this.
                 self._stream.synchronize()
@@ -72,7 +124,7 @@ class CudaAttached:
                 landed[-_AHEAD].synchronize()
             if not wanted():
                 raise Cancelled("the caller has left", reason="CANCELLED")
-            for offset, size_bytes in spans(chunks[first:until]):
+            for offset, size_bytes in spans([chunk for chunk in chunks[first:until] if not chunk.fill]):
                 driver.copy(into.address + offset, source + offset, size_bytes, self._stream)
             for chunk in chunks[first:until]:
                 if chunk.index in flip:
@@ -90,11 +142,7 @@ class CudaAttached:
 
     def close(self) -> None:
         """See `Attached`."""
-        with self._using:
-            mapping, self._mapping = self._mapping, None
-            if mapping is not None:
-                driver.use(self._ordinal)
-                mapping.close()
+        self._source.close()
 
 
 def pieces(chunks: Sequence[Chunk], piece_bytes: int = PIECE_BYTES) -> Iterator[tuple[int, int]]:
@@ -111,10 +159,11 @@ def pieces(chunks: Sequence[Chunk], piece_bytes: int = PIECE_BYTES) -> Iterator[
 
 def spans(chunks: Sequence[Chunk]) -> Iterator[tuple[int, int]]:
     """Offset and bytes of each run of chunks that lie next to each other."""
-    start = end = chunks[0].offset
+    start = end = chunks[0].offset if chunks else 0
     for chunk in chunks:
         if chunk.offset != end:
             yield start, end - start
             start = chunk.offset
         end = chunk.offset + chunk.size_bytes
-    yield start, end - start
+    if end > start:
+        yield start, end - start

@@ -15,9 +15,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mover.codec.counts import Coding
-from mover.codec.planes import is_zero
-from mover.codec.runs import Cutter
-from mover.codec.zstd import Coder
+from worldline.codec.planes import is_zero
+from worldline.codec.runs import Cutter
+from worldline.codec.zstd import Coder
 from worldline.errors import Cancelled
 from worldline.plan import Chunk
 from worldline.transport import Piece
@@ -114,6 +114,7 @@ class Ahead:
                 self._counts["coded" if piece.wire_bytes else "zero"] += 1
             else:
                 self._counts["late" if late else "raw"] += 1
+                self._counts["late_bytes"] += late * piece.size_bytes
         return piece, task.payload
 
     def _as_it_is(self, task: _Task) -> Piece:
@@ -132,6 +133,8 @@ class Ahead:
                 late_pieces=counts["late"],
                 worked_bytes=counts["worked"],
                 busy_s=self._busy_s,
+                late_bytes=counts["late_bytes"],
+                threads=len(self._threads),
             )
 
     def cancel(self) -> None:

@@ -11,7 +11,7 @@ from collections import Counter, deque
 from typing import TYPE_CHECKING
 
 from mover.codec.counts import Coding
-from mover.codec.zstd import Coder
+from worldline.codec.zstd import Coder
 from worldline.errors import Cancelled
 from worldline.plan import Chunk
 from worldline.transport import MAX_PIECE_BYTES, Landed, Piece
@@ -113,6 +113,7 @@ class Behind:
                 bad_pieces=counts["bad"],
                 worked_bytes=counts["worked"],
                 busy_s=self._busy_s,
+                threads=len(self._threads),
             )
 
     # --- work

@@ -10,7 +10,8 @@ class Coding:
     """Pieces by how they crossed the wire, the bytes that did, and what the codec's own threads took.
 
     `raw_pieces` did not pay, `late_pieces` would have had to wait for the codec while the wire was free, `zero_pieces`
-    were all zeros. `busy_s` are the seconds of the codec's threads, added up, for `worked_bytes` of the region.
+    were all zeros. `busy_s` are the seconds of the codec's `threads`, added up, for `worked_bytes` of the region; where
+    it has no threads of its own (0) those of the streams worked.
     """
 
     wire_bytes: int = 0
@@ -21,6 +22,8 @@ class Coding:
     bad_pieces: int = 0
     worked_bytes: int = 0
     busy_s: float = 0.0
+    late_bytes: int = 0
+    threads: int = 0
 
     @property
     def rate_Bps(self) -> float:

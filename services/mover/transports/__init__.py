@@ -11,7 +11,6 @@ from mover.transports.rdma.choice import pick_port
 from mover.transports.rdma.config import RdmaConfig
 from mover.transports.tcp import Tcp
 from worldline.errors import BadRequest, Unsupported, WorldlineError
-from worldline.plan import RAW
 from worldline.transport import Transport
 
 
@@ -45,8 +44,6 @@ _ROWS: Mapping[str, Callable[[TransportConfig], Transport]] = {
     "rdma": _rdma,
 }
 NAMES = tuple(_ROWS)
-# Carry coded chunks. One copy in memory costs less than any codec.
-_CODED = ("tcp",)
 # Work on every machine.
 ALWAYS = ("tcp", "local")
 
@@ -76,16 +73,6 @@ def open_transports(names: Iterable[str], config: TransportConfig) -> dict[str, 
             )
         opened[name] = _ROWS[name](config)
     return opened
-
-
-def require_codec(codec: str, transport: str) -> None:
-    """Refuse a codec on a transport that does not carry it. Raises Unsupported."""
-    if codec != RAW and transport not in _CODED:
-        raise Unsupported(
-            f"transport {transport[:32]!r} carries no coded chunks: use codec {RAW!r}, or {codec[:32]!r} over "
-            + " or ".join(_CODED),
-            reason="CODEC_UNSUPPORTED",
-        )
 
 
 @runtime_checkable

@@ -6,19 +6,32 @@ import ctypes
 import hmac
 import secrets
 import threading
+import time
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from mover.memory import address_of
 from worldline.errors import BadRequest, Cancelled, Precondition, TimedOut, Unauthenticated, Unavailable
 from worldline.plan import Chunk
-from worldline.transport import Landed, Terms
+from worldline.transport import Decoder, Landed, Piece, Terms
 
 _Answer = tuple[int, ...]
+# Coded pieces of one stream that the receiving half has not taken yet.
+_MOST_CODED = 4
+
+
+@dataclass(frozen=True, slots=True)
+class _Coded:
+    """One coded piece on its way from half to half."""
+
+    chunk: Chunk
+    piece: Piece
+    payload: bytes  # a copy: its parts are the caller's again when `write_piece` returns
 
 
 class _Pair:
-    """What the two halves of one stream share; every change wakes both and counts as progress."""
+    """What the two halves of one stream share. Every change is progress; copies alone wake nobody."""
 
     def __init__(self, region: memoryview, chunks: Sequence[Chunk], no_progress_s: float) -> None:
         self.region = region
@@ -26,15 +39,16 @@ class _Pair:
         self.chunks = chunks
         self.no_progress_s = no_progress_s
         self.changed = threading.Condition()
-        self.landed: deque[Landed | None] = deque()
+        self.landed: deque[Landed | _Coded | None] = deque()
+        self.coded = 0  # of `landed`
         self.answers: deque[_Answer] = deque()
-        self.progress = 0
+        self.moved_at_s = time.monotonic()
         self.writing = 0
         self.closed: set[str] = set()
 
     def note(self) -> None:
-        """Something moved. With `changed` held."""
-        self.progress += 1
+        """Something happened that the other half may wait for. With `changed` held."""
+        self.moved_at_s = time.monotonic()
         self.changed.notify_all()
 
     def check(self, me: str) -> None:
@@ -45,9 +59,9 @@ class _Pair:
             raise Unavailable(f"the other end of the stream closed while the {me} used it", reason="PEER_GONE")
 
     def wait(self, me: str) -> None:
-        """Wait for a change. With `changed` held."""
-        before = self.progress
-        if not self.changed.wait_for(lambda: self.progress != before or self.closed, self.no_progress_s):
+        """Wait until something may have changed. With `changed` held."""
+        told = self.changed.wait(self.no_progress_s)
+        if not told and time.monotonic() - self.moved_at_s >= self.no_progress_s:
             raise TimedOut(
                 f"no byte moved for {self.no_progress_s} s while the {me} waited",
                 reason="NO_PROGRESS",
@@ -68,17 +82,54 @@ class _Send:
     def __init__(self, pair: _Pair) -> None:
         self._pair = pair
         self._chunk: Chunk | None = None
+        self._coded = False
         self._written = 0
 
     def begin(self, chunk: Chunk) -> None:
+        self._begin(chunk, coded=False)
+
+    def begin_coded(self, chunk: Chunk) -> None:
+        self._begin(chunk, coded=True)
+
+    def _begin(self, chunk: Chunk, *, coded: bool) -> None:
         if chunk.index >= len(self._pair.chunks) or self._pair.chunks[chunk.index] != chunk:
             raise BadRequest(f"chunk {chunk.index} is not one of the plan", reason="BAD_CHUNK")
-        self._chunk, self._written = chunk, 0
+        self._chunk, self._coded, self._written = chunk, coded, 0
 
     def write(self, piece: memoryview, offset: int) -> None:
-        pair, chunk = self._pair, self._chunk
-        if chunk is None or offset != chunk.offset + self._written or self._written + len(piece) > chunk.size_bytes:
-            raise BadRequest(f"{len(piece)} bytes at {offset} are not next in the chunk", reason="BAD_CHUNK")
+        self._next(offset, len(piece), coded=False)
+        self._copy(piece, offset)
+        self._written += len(piece)
+
+    def write_piece(self, piece: Piece, payload: Sequence[memoryview]) -> None:
+        chunk = self._next(piece.offset, piece.size_bytes, coded=True)
+        if sum(len(part) for part in payload) != piece.wire_bytes:
+            raise BadRequest(f"a piece's payload is not of {piece.wire_bytes} bytes", reason="BAD_PIECE")
+        if piece.planes:
+            self._put_coded(_Coded(chunk, piece, b"".join(payload)))
+        else:
+            at = piece.offset
+            for part in payload:
+                self._copy(part, at)
+                at += len(part)
+        self._written += piece.size_bytes
+
+    def _next(self, offset: int, size_bytes: int, *, coded: bool) -> Chunk:
+        """The chunk that was begun so, if these bytes are next in it. Raises BadRequest."""
+        chunk = self._chunk
+        if (
+            chunk is None
+            or coded is not self._coded
+            or offset != chunk.offset + self._written
+            or self._written + size_bytes > chunk.size_bytes
+        ):
+            raise BadRequest(f"{size_bytes} bytes at {offset} are not next in the chunk", reason="BAD_CHUNK")
+        return chunk
+
+    def _copy(self, piece: memoryview, offset: int) -> None:
+        if not len(piece):
+            return
+        pair = self._pair
         with pair.changed:
             pair.check("sender")
             pair.writing += 1
@@ -87,8 +138,9 @@ class _Send:
         finally:
             with pair.changed:
                 pair.writing -= 1
-                pair.note()
-        self._written += len(piece)
+                pair.moved_at_s = time.monotonic()
+                if pair.closed:
+                    pair.changed.notify_all()
 
     def end(self, crc: int) -> None:
         chunk = self._chunk
@@ -106,6 +158,17 @@ class _Send:
                 pair.wait("sender")
             return pair.answers.popleft()
 
+    def _put_coded(self, item: _Coded) -> None:
+        pair = self._pair
+        with pair.changed:
+            pair.check("sender")
+            while pair.coded >= _MOST_CODED:
+                pair.wait("sender")
+                pair.check("sender")
+            pair.coded += 1
+            pair.landed.append(item)
+            pair.note()
+
     def _put(self, item: Landed | None) -> None:
         with self._pair.changed:
             self._pair.check("sender")
@@ -122,14 +185,35 @@ class _Receive:
     def __init__(self, pair: _Pair, traceparent: str) -> None:
         self.traceparent = traceparent
         self._pair = pair
+        self._decoder: Decoder | None = None
+
+    def decode_with(self, decoder: Decoder) -> None:
+        self._decoder = decoder
 
     def next(self) -> Landed | None:
+        while isinstance(item := self._take(), _Coded):
+            self._decode(item)
+        return item
+
+    def _take(self) -> Landed | _Coded | None:
         pair = self._pair
         with pair.changed:
             while not pair.landed:
                 pair.check("receiver")
                 pair.wait("receiver")
-            return pair.landed.popleft()
+            item = pair.landed.popleft()
+            if isinstance(item, _Coded):
+                pair.coded -= 1
+                pair.note()
+            return item
+
+    def _decode(self, item: _Coded) -> None:
+        decoder = self._decoder
+        if decoder is None:
+            raise BadRequest(f"chunk {item.chunk.index} is coded, which the plan does not allow", reason="BAD_CHUNK")
+        payload = decoder.buffer(item.piece.wire_bytes)
+        payload[:] = item.payload
+        decoder.decode(item.chunk, item.piece, payload)
 
     def answer(self, wanted_again: Sequence[int]) -> None:
         with self._pair.changed:

@@ -15,17 +15,18 @@ from worldline.errors import BadRequest, TimedOut, Unavailable
 
 # Kind, count of the indexes that follow.
 _HEADER = struct.Struct(">4sI")
-_PROGRESS, _ANSWER, _BUSY = b"WRPR", b"WRAN", b"WRBZ"
+_PROGRESS, _ANSWER, _BUSY, _TAKEN = b"WRPR", b"WRAN", b"WRBZ", b"WRTK"
 _INDEX_BYTES = 4
 _READ_BYTES = 1 << 16
 
 
 class Control:
-    """One connection. One thread at a time, but for `shut`."""
+    """One connection. One thread at a time, but for `shut`. `taken` counts coded pieces that left their places."""
 
     def __init__(self, connected: socket.socket, chunks: int, no_progress_s: float) -> None:
         bound_waits(connected, no_progress_s)
         self.heard = 0
+        self.taken = 0
         self.over = False
         self.answer: tuple[int, ...] | None = None
         self._socket = connected
@@ -47,6 +48,10 @@ class Control:
     def busy(self) -> None:
         """Tell the sender that the receiver is at work."""
         self._send(_HEADER.pack(_BUSY, 0))
+
+    def send_taken(self) -> None:
+        """Tell the sender that one coded piece was taken out of its place."""
+        self._send(_HEADER.pack(_TAKEN, 0))
 
     def send_answer(self, wanted_again: tuple[int, ...]) -> None:
         """Answer the sender's round."""
@@ -83,7 +88,7 @@ class Control:
     def _take(self) -> None:
         while len(self._unread) >= _HEADER.size:
             kind, count = _HEADER.unpack_from(self._unread)
-            if kind not in (_PROGRESS, _ANSWER, _BUSY) or count > self._chunks:
+            if kind not in (_PROGRESS, _ANSWER, _BUSY, _TAKEN) or count > self._chunks:
                 raise BadRequest(f"the peer said {kind!r} with {count} chunks", reason="BAD_ANSWER")
             size = _HEADER.size + count * _INDEX_BYTES
             if len(self._unread) < size:
@@ -93,6 +98,7 @@ class Control:
                     raise BadRequest("the peer answered one round twice", reason="BAD_ANSWER")
                 self.answer = struct.unpack_from(f">{count}I", self._unread, _HEADER.size)
             del self._unread[:size]
+            self.taken += kind == _TAKEN
             self.heard += 1
 
     def _send(self, data: bytes) -> None:

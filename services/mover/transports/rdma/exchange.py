@@ -14,15 +14,16 @@ from dataclasses import dataclass
 from worldline.errors import BadRequest, Unavailable
 
 EXCHANGE_S = 5.0
-VERSION = 1
+VERSION = 2
 MAX_SEGMENTS = 1 << 16
 _MAX_WORDS = 512
 
 # Magic, version, MTU as verbs number it, queue pair, packet sequence number, GID.
 _END = struct.Struct(">8sHHII16s")
 _MAGIC = b"WLRDMA\r\n"
-# Region address, region bytes, segment bytes, keys, record address, record key, records.
-_OFFER = struct.Struct(">QQQIQII")
+# Region address, region bytes, segment bytes, keys, record address, record key, records; for coded pieces the address,
+# key and number of places.
+_OFFER = struct.Struct(">QQQIQIIQII")
 _ANSWER = struct.Struct(">HH")
 
 
@@ -38,7 +39,9 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """What the receiver lets the sender write: its region in segments, each with a key, and one record a chunk."""
+    """What the receiver lets the sender write: its region in segments, each with a key, and one record a chunk; for a
+    coded move also the places where pieces land, else none.
+    """
 
     end: End
     address: int
@@ -48,6 +51,9 @@ class Offer:
     records_address: int
     records_key: int
     records: int
+    staging_address: int = 0
+    staging_key: int = 0
+    places: int = 0
 
 
 def send_end(connected: socket.socket, end: End) -> None:
@@ -70,6 +76,9 @@ def send_offer(connected: socket.socket, offer: Offer) -> None:
         offer.records_address,
         offer.records_key,
         offer.records,
+        offer.staging_address,
+        offer.staging_key,
+        offer.places,
     )
     keys = struct.pack(f">{len(offer.keys)}I", *offer.keys)
     connected.sendall(_ANSWER.pack(0, 0) + _pack(offer.end) + body + keys)
@@ -88,16 +97,14 @@ def receive_offer(connected: socket.socket, deadline: float) -> Offer:
         words = read(connected, min(size, _MAX_WORDS), deadline).decode("utf-8", "replace")
         raise Unavailable(f"the receiver refused the stream: {words}", reason="RDMA_REFUSED")
     end = _unpack(read(connected, _END.size, deadline))
-    address, size_bytes, segment_bytes, count, records_address, records_key, records = _OFFER.unpack(
-        read(connected, _OFFER.size, deadline)
-    )
+    address, size_bytes, segment_bytes, count, *rest = _OFFER.unpack(read(connected, _OFFER.size, deadline))
     if not segment_bytes or not 0 < count <= MAX_SEGMENTS or count != -(-size_bytes // segment_bytes):
         raise BadRequest(
             f"the receiver offers {count} keys for {size_bytes} bytes in segments of {segment_bytes}",
             reason="WRONG_PEER",
         )
     keys = struct.unpack(f">{count}I", read(connected, 4 * count, deadline))
-    return Offer(end, address, size_bytes, segment_bytes, keys, records_address, records_key, records)
+    return Offer(end, address, size_bytes, segment_bytes, keys, *rest)
 
 
 def read(connected: socket.socket, size: int, deadline: float) -> bytes:

@@ -11,9 +11,11 @@ from mover.transports.rdma.exchange import Offer
 from mover.transports.rdma.link import Link
 from mover.transports.rdma.records import RECORD, Records
 from mover.transports.rdma.regions import Regions, Registered
+from mover.transports.rdma.staging import PLACE_BYTES, PLACES, Staging
 from worldline.buffers import address_of
 from worldline.errors import BadRequest
 from worldline.plan import Chunk
+from worldline.transport import Piece
 
 # A completion is asked for after this much, so that progress shows on slow paths too.
 _SIGNAL_BYTES = 4 << 20
@@ -22,17 +24,21 @@ _SIGNAL_BYTES = 4 << 20
 class Source:
     """What one stream reads from: the region, its records, and memory for pieces that are not of the region."""
 
-    def __init__(self, regions: Regions, region: memoryview, chunks: int) -> None:
+    def __init__(self, regions: Regions, region: memoryview, chunks: int, *, coded: bool = False) -> None:
+        """`coded`: there is a place for each coded piece that may be on its way."""
         self.address = address_of(region)
         self.size_bytes = region.nbytes
         self._regions = regions
         self.records = Records(chunks)
+        self.staging = Staging() if coded else None
         self._held: list[Registered] = []
         self._bounce: mmap.mmap | None = None
         self._bounce_registered: Registered | None = None
         try:
             self.region = self._hold(regions.acquire(region, writable=False))
             self.records_registered = self._hold(regions.register_private(self.records.view, verbs.LOCAL_READ))
+            if self.staging is not None:
+                self.staged = self._hold(regions.register_private(self.staging.view, verbs.LOCAL_READ))
         except BaseException:
             self.close()
             raise
@@ -63,11 +69,13 @@ class Source:
         for registered in self._held:
             self._regions.release(registered)
         self.records.close()
+        if self.staging is not None:
+            self.staging.close()
         self._end_bounce()
 
 
 class Sender:
-    """See `worldline.transport.SendLink`."""
+    """See `worldline.transport.CodedSendLink`."""
 
     def __init__(
         self, link: Link, source: Source, offer: Offer, chunks: Sequence[Chunk], depth: int, longest: int, beat_s: float
@@ -84,9 +92,18 @@ class Sender:
         self._posted = self._acknowledged = 0
         self._unsignaled = self._unsignaled_bytes = 0
         self._chunk: Chunk | None = None
+        self._coded = False
         self._written = 0
+        self._staged = 0  # coded pieces until now, each in the next place
+        self._staged_as = [0] * PLACES  # the write that brought the last piece of each place
 
     def begin(self, chunk: Chunk) -> None:
+        self._begin(chunk, coded=False)
+
+    def begin_coded(self, chunk: Chunk) -> None:
+        self._begin(chunk, coded=True)
+
+    def _begin(self, chunk: Chunk, *, coded: bool) -> None:
         with self._link.use(f"sending chunk {chunk.index}"):
             if chunk.index >= len(self._chunks) or self._chunks[chunk.index] != chunk:
                 raise BadRequest(
@@ -94,12 +111,73 @@ class Sender:
                     reason="BAD_CHUNK",
                     numbers={"chunk": chunk.index, "size_bytes": chunk.size_bytes},
                 )
-            self._chunk, self._written = chunk, 0
+            self._chunk, self._coded, self._written = chunk, coded, 0
 
     def write(self, piece: memoryview, offset: int) -> None:
+        chunk = self._next(offset, len(piece), coded=False)
+        self._carry(chunk, piece, offset)
+        self._written += len(piece)
+
+    def write_piece(self, piece: Piece, payload: Sequence[memoryview]) -> None:
+        chunk = self._next(piece.offset, piece.size_bytes, coded=True)
+        if sum(len(part) for part in payload) != piece.wire_bytes:
+            raise BadRequest(f"a piece's payload is not of {piece.wire_bytes} bytes", reason="BAD_PIECE")
+        if piece.planes:
+            self._stage(chunk, piece, payload)
+        else:
+            at = piece.offset
+            for part in payload:
+                self._carry(chunk, part, at)
+                at += len(part)
+        self._written += piece.size_bytes
+
+    def _next(self, offset: int, size_bytes: int, *, coded: bool) -> Chunk:
+        """The chunk that was begun so, if these bytes are next in it. Raises BadRequest."""
         chunk = self._chunk
-        if chunk is None or offset != chunk.offset + self._written or self._written + len(piece) > chunk.size_bytes:
-            raise BadRequest(f"{len(piece)} bytes at {offset} are not next in the chunk", reason="BAD_CHUNK")
+        if (
+            chunk is None
+            or coded is not self._coded
+            or offset != chunk.offset + self._written
+            or self._written + size_bytes > chunk.size_bytes
+        ):
+            raise BadRequest(f"{size_bytes} bytes at {offset} are not next in the chunk", reason="BAD_CHUNK")
+        return chunk
+
+    def _stage(self, chunk: Chunk, piece: Piece, payload: Sequence[memoryview]) -> None:
+        """Write a coded piece into its place at the receiver, once the piece before it there was taken out."""
+        source, doing = self._source, f"sending chunk {chunk.index}"
+        if source.staging is None:
+            raise BadRequest("this move's plan is not coded", reason="BAD_CHUNK")
+        place = self._staged % PLACES
+        with self._link.use(doing):
+            control = self._link.control
+            self._link.wait(
+                lambda: control.taken > self._staged - PLACES and self._acknowledged >= self._staged_as[place],
+                self._take,
+                doing,
+                self._beat,
+            )
+            at = place * PLACE_BYTES
+            size_bytes = source.staging.put(place, chunk, piece, list(payload))
+            pieces = list(source.staged.pieces(at, size_bytes, self._longest))
+            for number, (address, key, size) in enumerate(pieces, 1):
+                self._make_room(doing)
+                to, to_key = self._offer.staging_address + at, self._offer.staging_key
+                if number < len(pieces):
+                    signaled = self._signal(size)
+                    self._link.pair.post_write(self._posted, address, size, key, to, to_key, signaled=signaled)
+                else:
+                    self._signal(_SIGNAL_BYTES)
+                    immediate = len(self._chunks) + 1 + place
+                    self._link.pair.post_write_with_immediate(self._posted, address, size, key, to, to_key, immediate)
+                at += size
+        self._staged += 1
+        self._staged_as[place] = self._posted
+
+    def _carry(self, chunk: Chunk, piece: memoryview, offset: int) -> None:
+        """Write bytes into the slot as they are."""
+        if not len(piece):
+            return
         doing = f"sending chunk {chunk.index}"
         with self._link.use(doing):
             source = self._source
@@ -109,7 +187,6 @@ class Sender:
             else:
                 self._drain(doing)
                 self._write(source.bounce(piece), 0, len(piece), offset, doing)
-        self._written += len(piece)
 
     def end(self, crc: int) -> None:
         chunk = self._chunk

@@ -15,9 +15,10 @@ from mover.transports.rdma.control import Control
 from mover.transports.rdma.device import Device
 from mover.transports.rdma.link import Link
 from mover.transports.rdma.queue_pair import Census, QueuePair
-from mover.transports.rdma.receiver import Landing, Receiver
+from mover.transports.rdma.receiver import Landing, Places, Receiver
 from mover.transports.rdma.regions import Regions
 from mover.transports.rdma.sender import Sender, Source
+from mover.transports.rdma.staging import PLACES
 from mover.transports.tcp_port import DataPort, MoveListener, greet
 from worldline.errors import BadRequest, Cancelled, Internal, TimedOut, Unavailable, WorldlineError
 from worldline.plan import Chunk
@@ -120,22 +121,32 @@ class _Listener:
 
     def _offer(self, connected: socket.socket, peer: exchange.End, traceparent: str) -> Receiver:
         home, landing, terms = self._home, self._landing, self._terms
-        receives = min(2 * len(self._chunks) + 4, _MAX_RECEIVES)
+        receives = min(2 * len(self._chunks) + 4, _MAX_RECEIVES) + (PLACES if terms.coded else 0)
+        places: Places | None = None
+
+        def let_go() -> None:
+            if places is not None:
+                places.let_go()
+            landing.let_go()
+
         landing.hold()
         try:
-            queue_pair = QueuePair(home.device, home.census, receives, landing.let_go, landing.domain)
+            places = Places(landing) if terms.coded else None
+            queue_pair = QueuePair(home.device, home.census, receives, let_go, landing.domain)
         except BaseException:
-            landing.let_go()
+            let_go()
             raise
         try:
             queue_pair.connect(peer)
             keys = queue_pair.let_in(landing.region)
             (records_key,) = queue_pair.let_in(landing.records_registered)
+            (staging_key,) = queue_pair.let_in(places.registered) if places else (0,)
             control = Control(connected, len(self._chunks), terms.no_progress_s)
             link = Link(home.device, queue_pair, control, terms.no_progress_s)
-            receiver = Receiver(link, landing, self._chunks, traceparent)
+            receiver = Receiver(link, landing, self._chunks, traceparent, places.staging if places else None)
             receiver.expect(receives)
             region, records = landing.region, landing.records_registered.segments[0]
+            staging = places.registered if places else None
             exchange.send_offer(
                 connected,
                 exchange.Offer(
@@ -147,6 +158,9 @@ class _Listener:
                     records.address,
                     records_key,
                     len(self._chunks) + 1,
+                    staging.segments[0].address if staging else 0,
+                    staging_key,
+                    PLACES if staging else 0,
                 ),
             )
         except BaseException:
@@ -184,7 +198,7 @@ class Rdma:
         """See `worldline.transport.Transport`."""
         connected = greet(endpoint, terms, stream, "")
         try:
-            source = Source(self.regions, region, len(chunks))
+            source = Source(self.regions, region, len(chunks), coded=terms.coded)
             try:
                 queue_pair = QueuePair(self.device, self.census, 1, source.close)
             except BaseException:
@@ -212,6 +226,12 @@ class Rdma:
             raise BadRequest(
                 f"the receiver offers {offer.size_bytes} bytes and {offer.records - 1} chunks for "
                 f"{source.size_bytes} bytes and {len(chunks)} chunks",
+                reason="WRONG_PEER",
+            )
+        if offer.places != (PLACES if terms.coded else 0):
+            raise BadRequest(
+                f"the receiver offers {offer.places} places for coded pieces, the plan needs "
+                f"{PLACES if terms.coded else 0}",
                 reason="WRONG_PEER",
             )
         queue_pair.connect(offer.end)

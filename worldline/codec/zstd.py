@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 import zstandard
 
-from mover.codec.planes import Plane, is_zero, join, split
+from worldline.codec.planes import Plane, is_zero, join, split
 from worldline.transport import Piece
 
 LEVEL = 1
