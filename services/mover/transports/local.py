@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mover.memory import address_of
+from mover.transports.order import Order
 from worldline.errors import BadRequest, Cancelled, Precondition, TimedOut, Unauthenticated, Unavailable
 from worldline.plan import Chunk
 from worldline.transport import Decoder, Landed, Piece, Terms
@@ -81,30 +82,21 @@ class _Send:
 
     def __init__(self, pair: _Pair) -> None:
         self._pair = pair
-        self._chunk: Chunk | None = None
-        self._coded = False
-        self._written = 0
+        self._order = Order(pair.chunks)
 
     def begin(self, chunk: Chunk) -> None:
-        self._begin(chunk, coded=False)
+        self._order.begin(chunk, coded=False)
 
     def begin_coded(self, chunk: Chunk) -> None:
-        self._begin(chunk, coded=True)
-
-    def _begin(self, chunk: Chunk, *, coded: bool) -> None:
-        if chunk.index >= len(self._pair.chunks) or self._pair.chunks[chunk.index] != chunk:
-            raise BadRequest(f"chunk {chunk.index} is not one of the plan", reason="BAD_CHUNK")
-        self._chunk, self._coded, self._written = chunk, coded, 0
+        self._order.begin(chunk, coded=True)
 
     def write(self, piece: memoryview, offset: int) -> None:
-        self._next(offset, len(piece), coded=False)
+        self._order.next(offset, len(piece))
         self._copy(piece, offset)
-        self._written += len(piece)
+        self._order.wrote(len(piece))
 
     def write_piece(self, piece: Piece, payload: Sequence[memoryview]) -> None:
-        chunk = self._next(piece.offset, piece.size_bytes, coded=True)
-        if sum(len(part) for part in payload) != piece.wire_bytes:
-            raise BadRequest(f"a piece's payload is not of {piece.wire_bytes} bytes", reason="BAD_PIECE")
+        chunk = self._order.next_piece(piece, payload)
         if piece.planes:
             self._put_coded(_Coded(chunk, piece, b"".join(payload)))
         else:
@@ -112,19 +104,7 @@ class _Send:
             for part in payload:
                 self._copy(part, at)
                 at += len(part)
-        self._written += piece.size_bytes
-
-    def _next(self, offset: int, size_bytes: int, *, coded: bool) -> Chunk:
-        """The chunk that was begun so, if these bytes are next in it. Raises BadRequest."""
-        chunk = self._chunk
-        if (
-            chunk is None
-            or coded is not self._coded
-            or offset != chunk.offset + self._written
-            or self._written + size_bytes > chunk.size_bytes
-        ):
-            raise BadRequest(f"{size_bytes} bytes at {offset} are not next in the chunk", reason="BAD_CHUNK")
-        return chunk
+        self._order.wrote(piece.size_bytes)
 
     def _copy(self, piece: memoryview, offset: int) -> None:
         if not len(piece):
@@ -143,11 +123,7 @@ class _Send:
                     pair.changed.notify_all()
 
     def end(self, crc: int) -> None:
-        chunk = self._chunk
-        if chunk is None or self._written != chunk.size_bytes:
-            raise BadRequest(f"a chunk was ended after {self._written} bytes", reason="BAD_CHUNK")
-        self._put(Landed(chunk, crc))
-        self._chunk = None
+        self._put(Landed(self._order.end(), crc))
 
     def finish(self) -> Sequence[int]:
         pair = self._pair

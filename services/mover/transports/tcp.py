@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
+from mover.transports.order import Order
 from mover.transports.tcp_port import DataPort, MoveListener, greet
 from worldline.errors import BadRequest, Cancelled, TimedOut, Unavailable
 from worldline.plan import Chunk
@@ -115,54 +116,32 @@ class _Send:
 
     def __init__(self, stream: _Stream) -> None:
         self._stream = stream
-        self._kind = _CHUNK
-        self._chunk: Chunk | None = None
-        self._written = 0
+        self._order = Order(stream.chunks)
 
     def begin(self, chunk: Chunk) -> None:
-        self._begin(_CHUNK, chunk)
+        self._order.begin(chunk, coded=False)
+        self._stream.send(_HEADER.pack(_CHUNK, chunk.index, chunk.size_bytes), f"sending chunk {chunk.index}")
 
     def begin_coded(self, chunk: Chunk) -> None:
-        self._begin(_CODED, chunk)
-
-    def _begin(self, kind: bytes, chunk: Chunk) -> None:
-        self._kind, self._chunk, self._written = kind, chunk, 0
-        self._stream.send(_HEADER.pack(kind, chunk.index, chunk.size_bytes), f"sending chunk {chunk.index}")
+        self._order.begin(chunk, coded=True)
+        self._stream.send(_HEADER.pack(_CODED, chunk.index, chunk.size_bytes), f"sending chunk {chunk.index}")
 
     def write(self, piece: memoryview, offset: int) -> None:
-        doing = self._next(_CHUNK, offset, len(piece))
-        self._stream.send(piece, doing)
-        self._written += len(piece)
+        chunk = self._order.next(offset, len(piece))
+        self._stream.send(piece, f"sending chunk {chunk.index}")
+        self._order.wrote(len(piece))
 
     def write_piece(self, piece: Piece, payload: Sequence[memoryview]) -> None:
-        doing = self._next(_CODED, piece.offset, piece.size_bytes)
-        if sum(len(part) for part in payload) != piece.wire_bytes:
-            raise BadRequest(f"a piece's payload is not of {piece.wire_bytes} bytes", reason="BAD_PIECE")
+        doing = f"sending chunk {self._order.next_piece(piece, payload).index}"
         sizes = (*piece.planes, 0, 0, 0, 0)[:4]
         head = _PIECE.pack(_PIECE_MAGIC, len(piece.planes), piece.offset, piece.size_bytes, *sizes)
         self._stream.send(head, doing)
         for part in payload:
             self._stream.send(part, doing)
-        self._written += piece.size_bytes
-
-    def _next(self, kind: bytes, offset: int, size: int) -> str:
-        """What is being done, if these bytes are next in the chunk that was begun so. Raises BadRequest."""
-        chunk = self._chunk
-        if (
-            chunk is None
-            or kind != self._kind
-            or offset != chunk.offset + self._written
-            or self._written + size > chunk.size_bytes
-        ):
-            raise BadRequest(f"{size} bytes at {offset} are not next in the chunk", reason="BAD_CHUNK")
-        return f"sending chunk {chunk.index}"
+        self._order.wrote(piece.size_bytes)
 
     def end(self, crc: int) -> None:
-        chunk = self._chunk
-        if chunk is None or self._written != chunk.size_bytes:
-            raise BadRequest(f"a chunk was ended after {self._written} bytes", reason="BAD_CHUNK")
-        self._stream.send(_TRAILER.pack(crc), f"sending chunk {chunk.index}")
-        self._chunk = None
+        self._stream.send(_TRAILER.pack(crc), f"sending chunk {self._order.end().index}")
 
     def finish(self) -> Sequence[int]:
         doing = "waiting for the receiver's checks"

@@ -6,6 +6,7 @@ import mmap
 import time
 from collections.abc import Sequence
 
+from mover.transports.order import Order
 from mover.transports.rdma import verbs
 from mover.transports.rdma.exchange import Offer
 from mover.transports.rdma.link import Link
@@ -91,37 +92,25 @@ class Sender:
         self._beaten_at = time.monotonic()
         self._posted = self._acknowledged = 0
         self._unsignaled = self._unsignaled_bytes = 0
-        self._chunk: Chunk | None = None
-        self._coded = False
-        self._written = 0
+        self._order = Order(chunks)
         self._staged = 0  # coded pieces until now, each in the next place
         self._staged_as = [0] * PLACES  # the write that brought the last piece of each place
 
     def begin(self, chunk: Chunk) -> None:
-        self._begin(chunk, coded=False)
+        with self._link.use(f"sending chunk {chunk.index}"):
+            self._order.begin(chunk, coded=False)
 
     def begin_coded(self, chunk: Chunk) -> None:
-        self._begin(chunk, coded=True)
-
-    def _begin(self, chunk: Chunk, *, coded: bool) -> None:
         with self._link.use(f"sending chunk {chunk.index}"):
-            if chunk.index >= len(self._chunks) or self._chunks[chunk.index] != chunk:
-                raise BadRequest(
-                    f"chunk {chunk.index} of {chunk.size_bytes} bytes at {chunk.offset} is not the plan's",
-                    reason="BAD_CHUNK",
-                    numbers={"chunk": chunk.index, "size_bytes": chunk.size_bytes},
-                )
-            self._chunk, self._coded, self._written = chunk, coded, 0
+            self._order.begin(chunk, coded=True)
 
     def write(self, piece: memoryview, offset: int) -> None:
-        chunk = self._next(offset, len(piece), coded=False)
+        chunk = self._order.next(offset, len(piece))
         self._carry(chunk, piece, offset)
-        self._written += len(piece)
+        self._order.wrote(len(piece))
 
     def write_piece(self, piece: Piece, payload: Sequence[memoryview]) -> None:
-        chunk = self._next(piece.offset, piece.size_bytes, coded=True)
-        if sum(len(part) for part in payload) != piece.wire_bytes:
-            raise BadRequest(f"a piece's payload is not of {piece.wire_bytes} bytes", reason="BAD_PIECE")
+        chunk = self._order.next_piece(piece, payload)
         if piece.planes:
             self._stage(chunk, piece, payload)
         else:
@@ -129,19 +118,7 @@ class Sender:
             for part in payload:
                 self._carry(chunk, part, at)
                 at += len(part)
-        self._written += piece.size_bytes
-
-    def _next(self, offset: int, size_bytes: int, *, coded: bool) -> Chunk:
-        """The chunk that was begun so, if these bytes are next in it. Raises BadRequest."""
-        chunk = self._chunk
-        if (
-            chunk is None
-            or coded is not self._coded
-            or offset != chunk.offset + self._written
-            or self._written + size_bytes > chunk.size_bytes
-        ):
-            raise BadRequest(f"{size_bytes} bytes at {offset} are not next in the chunk", reason="BAD_CHUNK")
-        return chunk
+        self._order.wrote(piece.size_bytes)
 
     def _stage(self, chunk: Chunk, piece: Piece, payload: Sequence[memoryview]) -> None:
         """Write a coded piece into its place at the receiver, once the piece before it there was taken out."""
@@ -189,13 +166,10 @@ class Sender:
                 self._write(source.bounce(piece), 0, len(piece), offset, doing)
 
     def end(self, crc: int) -> None:
-        chunk = self._chunk
-        if chunk is None or self._written != chunk.size_bytes:
-            raise BadRequest(f"a chunk was ended after {self._written} bytes", reason="BAD_CHUNK")
+        chunk = self._order.end()
         with self._link.use(f"sending chunk {chunk.index}"):
             self._source.records.write(chunk, crc)
             self._post_record(chunk.index, f"sending chunk {chunk.index}")
-        self._chunk = None
 
     def finish(self) -> Sequence[int]:
         doing = "waiting for the receiver's checks"
