@@ -136,7 +136,8 @@ class _Plane:
         self._pipe = pipe
         self._config = config
         self._transports: Mapping[str, Transport] = open_transports(
-            config.transports, TransportConfig(config.data_listen, config.data_host, config.congestion, config.rdma)
+            config.transports,
+            TransportConfig(config.data_listen, config.data_host, config.congestion, config.pace_Bps, config.rdma),
         )
         self.retransmit_floor_s = retransmit_floor_s(self._transports.values())
         self.verify_Bps = measured_verify_Bps()
@@ -192,6 +193,7 @@ def main() -> None:
                 fields.text("data_listen"),
                 fields.text("data_host"),
                 fields.text("congestion"),
+                fields.whole("pace_Bps"),
                 fields.whole("lane_threads"),
                 fields.whole("codec_threads"),
                 rdma_from(fields.inner("rdma")),

@@ -16,7 +16,7 @@ from mover.receiving import Receiving
 from mover.sending import Sending
 from mover.verification import Checks, Lane, Unverified, lane_for, require_placement
 from worldline.codec.runs import Cutter, Run
-from worldline.errors import Cancelled, Internal, Unsupported
+from worldline.errors import Cancelled, Internal, TimedOut, Unavailable, Unsupported
 from worldline.plan import RAW, Chunk, Placement, Plan
 from worldline.transport import CodedReceiveLink, Listener, ReceiveLink, SendLink, Terms, Transport
 
@@ -100,9 +100,15 @@ class Job:
         """
         if first_bytes:
             self._chunks = tuple(chunk for chunk in self._chunks if chunk.offset < first_bytes)
-        if self._links:
-            return self._send(tick)
-        return self._receive(remaining_s, tick)
+        try:
+            return self._send(tick) if self._links else self._receive(remaining_s, tick)
+        except (Unavailable, TimedOut) as error:
+            # A peer may have noticed the cancel sooner than our last stream, and be gone.
+            with self._lock:
+                cancelled = self._cancelled
+            if cancelled:
+                raise Cancelled("the job was cancelled", reason="CANCELLED") from error
+            raise
 
     def cancel(self) -> None:
         """Make a verb that blocks end soon. Any thread, any number of times."""

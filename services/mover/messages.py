@@ -93,6 +93,7 @@ class PlaneConfig:
     data_listen: str = "127.0.0.1:0"
     data_host: str = ""
     congestion: str = ""
+    pace_Bps: int = 0
     lane_threads: int = 1
     codec_threads: int = 1
     rdma: RdmaConfig = field(default_factory=RdmaConfig)

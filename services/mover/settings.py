@@ -93,6 +93,9 @@ class MoverSettings(ServiceSettings):
         pattern=r"^[a-z0-9_]{0,15}$",
         description="TCP congestion control; cubic where this process may choose it; empty: the kernel's",
     )
+    pace_Bps: int = Field(
+        0, ge=0, lt=1 << 48, description="bytes/s that one move sends over tcp at most; 0: as many as the link takes"
+    )
     lane_threads: int = Field(1, ge=1, le=16, description="threads that verify one move's chunks as they land")
     codec_threads: int = Field(
         default_factory=default_codec_threads,
@@ -138,6 +141,7 @@ class MoverSettings(ServiceSettings):
             self.data_listen,
             self.data_host,
             self.congestion,
+            self.pace_Bps,
             self.lane_threads,
             self.codec_threads,
             rdma_config(self.model_dump()),
@@ -146,4 +150,5 @@ class MoverSettings(ServiceSettings):
     @property
     def transport_config(self) -> TransportConfig:
         """What transports are told."""
-        return TransportConfig(self.data_listen, self.data_host, self.congestion, rdma_config(self.model_dump()))
+        rdma = rdma_config(self.model_dump())
+        return TransportConfig(self.data_listen, self.data_host, self.congestion, self.pace_Bps, rdma)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from e2e_tools import Reference, shown, step, until
 from process_memory import watched
 
 from worldline import rpc
 from worldline.client import Client
-from worldline.fleet import Fleet
+from worldline.fleet import TWO_NODES, Fleet
 from worldline.move import Fault, FaultKind
 from worldline.plan import CODECS
+from worldline.playing import Session
 from worldline.v1 import engine_host_service_pb2 as host_pb
 from worldline.v1 import mover_service_pb2 as mover_pb
 from worldline.v1.move_pb2 import MOVE_STATE_MOVED
@@ -40,27 +43,46 @@ def test_a_coded_session_plays_on_frame_for_frame(request: pytest.FixtureRequest
         reference.close()
 
 
+def samples(client: Client, session: Session) -> list[host_pb.Compressibility]:
+    """What its host told of a session's sample; none before it has taken one."""
+    return [
+        info.compressibility
+        for host in client.hosts()
+        for info in host.status.sessions
+        if info.descriptor.session_id == session.session_id and info.HasField("compressibility")
+    ]
+
+
 def test_admission_is_told_what_a_codec_would_leave(client: Client) -> None:
     session = client.place("window-rewrite", "tiny", 42, host_id="host-a")
-
-    def told() -> list[host_pb.Compressibility]:
-        return [
-            info.compressibility
-            for host in client.hosts()
-            for info in host.status.sessions
-            if info.descriptor.session_id == session.session_id and info.HasField("compressibility")
-        ]
-
     with client.play(session, patience_s=60) as play:
         step(play)
-        until("its host has sampled it", lambda: bool(told()))
-    (found,) = told()
+        until("its host has sampled it", lambda: bool(samples(client, session)))
+    (found,) = samples(client, session)
     assert 0 < found.ratio < 1
     verdict = client.request_move(session.session_id, "host-b", codec="zstd").verdict
     (clause,) = [clause for clause in verdict.clauses if clause.name == "codec"]
     assert 0 < clause.numbers["ratio"] < 1
     until("it has moved", lambda: client.locate(session.session_id).host_id == "host-b")
     client.close_session(session)
+
+
+def test_admission_codes_unasked_where_raw_would_be_late(tmp_path: Path) -> None:
+    """Movers that send 8 MB/s: raw takes 8 s of 10, too near once that is measured; coded is well within."""
+    options = {"mover": {"pace_Bps": 8_000_000}}
+    with Fleet(tmp_path / "fleet", TWO_NODES, options=options) as paced, Client(paced.target) as client:
+        session = client.place("window-rewrite", "small", 1, host_id="host-a")
+        moves = []
+        with client.play(session, patience_s=60) as play:
+            for destination in ("host-b", "host-a", "host-b"):
+                step(play)
+                until("its host has sampled it", lambda: bool(samples(client, session)))
+                moves.append(client.move(session.session_id, destination, timeout_s=60))
+        assert [move.state for move in moves] == [MOVE_STATE_MOVED] * 3, moves[-1].message
+        assert [move.plan.codec for move in moves] == ["raw", "raw", "zstd"]
+        (clause,) = [clause for clause in moves[-1].verdict.clauses if clause.name == "codec"]
+        assert 0 < clause.numbers["ratio"] < 1
+        client.close_session(session)
 
 
 def data_plane(fleet: Fleet, mover: str) -> int:

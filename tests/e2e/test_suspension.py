@@ -42,9 +42,9 @@ def told(client: Client, host_id: str) -> pb.EngineHostInfo:
 
 
 def info(client: Client, session_id: str) -> SessionInfo:
-    return next(
-        item for host in client.hosts() for item in host.status.sessions if item.descriptor.session_id == session_id
-    )
+    """What its host told last; nothing before its next heartbeat."""
+    every = (item for host in client.hosts() for item in host.status.sessions)
+    return next((item for item in every if item.descriptor.session_id == session_id), SessionInfo())
 
 
 def test_a_session_is_suspended_resumed_and_moved_as_if_it_never_was(

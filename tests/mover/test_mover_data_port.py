@@ -14,8 +14,8 @@ from contextlib import suppress
 import pytest
 
 from mover.settings import default_congestion
-from mover.transports import tcp_port
-from mover.transports.tcp import Tcp
+from mover.transports import tcp, tcp_port
+from mover.transports.tcp import Tcp, pace
 from mover.transports.tcp_port import GREETING, MAGIC, MAX_GREETING, VERSION
 from worldline.errors import BadRequest, Exhausted, TimedOut, Unavailable
 from worldline.move import new_token
@@ -323,6 +323,27 @@ def test_congestion_control_is_chosen_before_the_handshake(monkeypatch: pytest.M
     receiver.close()
     listener.close()
     transport.close()
+
+
+def test_the_streams_of_a_paced_move_share_its_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    paced: list[int] = []
+    monkeypatch.setattr(tcp, "pace", lambda connected, rate_Bps: paced.append(rate_Bps))
+    transport = Tcp("127.0.0.1:0", pace_Bps=8_000_001)
+    terms = Terms(str(uuid.uuid4()), new_token(), 2, 5.0)
+    region = memoryview(bytearray(SIZE_BYTES))
+    listener = transport.listen(region, CHUNKS, terms)
+    links = [transport.connect(region, CHUNKS, terms, listener.endpoint, stream) for stream in range(2)]
+    assert paced == [4_000_000, 4_000_000]
+    for link in links:
+        link.close()
+    listener.close()
+    transport.close()
+
+
+def test_the_kernel_keeps_a_pace() -> None:
+    with socket.socket() as probe:
+        pace(probe, 8_000_000)
+        assert probe.getsockopt(socket.SOL_SOCKET, 47) == 8_000_000  # SO_MAX_PACING_RATE
 
 
 def test_the_default_congestion_control_may_be_chosen() -> None:

@@ -16,11 +16,12 @@ from worldline.transport import Transport
 
 @dataclass(frozen=True, slots=True)
 class TransportConfig:
-    """What transports are told: where "tcp" listens (host:port), the host it advertises, its congestion control."""
+    """What transports are told: where "tcp" listens (host:port), whom it advertises, congestion control and pace."""
 
     data_listen: str = "127.0.0.1:0"
     data_host: str = ""
     congestion: str = ""
+    pace_Bps: int = 0
     rdma: RdmaConfig = field(default_factory=RdmaConfig)
 
 
@@ -39,7 +40,7 @@ def _rdma(config: TransportConfig) -> Transport:
 
 
 _ROWS: Mapping[str, Callable[[TransportConfig], Transport]] = {
-    "tcp": lambda config: Tcp(config.data_listen, config.data_host, config.congestion),
+    "tcp": lambda config: Tcp(config.data_listen, config.data_host, config.congestion, config.pace_Bps),
     "local": lambda config: Local(),
     "rdma": _rdma,
 }

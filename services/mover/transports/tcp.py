@@ -25,6 +25,8 @@ _PIECE = struct.Struct(">4sIQI4I28x")
 _PIECE_MAGIC = b"WLPC"
 _TRAILER = struct.Struct(">I60x")
 _INDEX_BYTES = 4
+# Of asm-generic/socket.h; Python has no name for it.
+_SO_MAX_PACING_RATE = 47
 
 
 class _Stream:
@@ -268,9 +270,13 @@ class Tcp:
 
     name = "tcp"
 
-    def __init__(self, data_listen: str, data_host: str = "", congestion: str = "") -> None:
-        """`congestion` names the kernel's congestion control; empty leaves it as it is."""
+    def __init__(self, data_listen: str, data_host: str = "", congestion: str = "", pace_Bps: int = 0) -> None:
+        """`congestion` names the kernel's congestion control; empty leaves it as it is.
+
+        `pace_Bps`: most bytes/s that the streams of one move send together; 0 for no bound.
+        """
         self._congestion = congestion
+        self._pace_Bps = pace_Bps
         self._port = DataPort(data_listen, data_host, congestion)
 
     def listen(self, region: memoryview, chunks: Sequence[Chunk], terms: Terms) -> _Listener:
@@ -281,11 +287,18 @@ class Tcp:
         """See `worldline.transport.Transport`."""
         connected = greet(endpoint, terms, stream, self._congestion)
         bound_waits(connected, terms.no_progress_s)
+        if self._pace_Bps:
+            pace(connected, max(1, self._pace_Bps // terms.streams))
         return _Send(_Stream(connected, chunks, terms.no_progress_s))
 
     def close(self) -> None:
         """See `worldline.transport.Transport`."""
         self._port.close()
+
+
+def pace(connected: socket.socket, rate_Bps: int) -> None:
+    """Have the kernel send at most `rate_Bps` bytes/s, headers included."""
+    connected.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, struct.pack("@L", rate_Bps))
 
 
 def bound_waits(connected: socket.socket, no_progress_s: float) -> None:
