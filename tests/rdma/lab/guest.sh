@@ -21,7 +21,7 @@ mkdir -p "$run/out"
   echo
   echo 'echo $? >/exchange/status'
 } >"$run/command"
-timeout --foreground "${RDMA_LIMIT_S:-840}" qemu-system-x86_64 -nodefaults -no-user-config -no-reboot -display none \
+timeout --foreground "${RDMA_LIMIT_S:-1500}" qemu-system-x86_64 -nodefaults -no-user-config -no-reboot -display none \
   -machine q35 -accel tcg,thread=multi -cpu max -m "${RDMA_MEMORY:-8G}" -smp "${RDMA_CPUS:-2}" -nic none \
   -kernel "$lab/vmlinux" -initrd "$lab/initrd" \
   -append "console=ttyS0 quiet loglevel=4 panic=-1 mitigations=off init_on_alloc=0" \
