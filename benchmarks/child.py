@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Self, TextIO
@@ -34,14 +34,20 @@ class Child:
         Unavailable: it was not ready within `READY_S`, or it has ended, or it did not answer in time.
     """
 
-    def __init__(self, module: str, *arguments: object, within: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        module: str,
+        *arguments: object,
+        within: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         self._name = " ".join((module, *map(str, arguments)))
         path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH", ""))))
         self._process = subprocess.Popen(
             [*within, sys.executable, "-m", module, *map(str, arguments)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": path},
+            env={**os.environ, **(environment or {}), "PYTHONPATH": path},
         )
         self._heard = b""
         try:

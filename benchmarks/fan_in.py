@@ -155,13 +155,14 @@ class Receiver:
             region.populate()
             Bare.tune(listener)
         say([str(listener.getsockname()[1]) for listener in listeners])
+        landed: list[list[Times]] = [[[] for _ in range(STREAMS)] for _ in regions]
         together(
             [
-                partial(_bare(region, self._size_bytes).receive, listener)
-                for region, listener in zip(regions, listeners, strict=True)
+                partial(_bare(region, self._size_bytes).receive, listener, partial(_note, times))
+                for region, listener, times in zip(regions, listeners, landed, strict=True)
             ]
         )
-        say({"streams": [], "checksums": ["" for _ in regions]})
+        say({"streams": _since_first(landed), "checksums": ["" for _ in regions]})
         for region, listener in zip(regions, listeners, strict=True):
             region.close()
             listener.close()
@@ -176,12 +177,21 @@ class Receiver:
             endpoints.append(job.listen(plan(placement), _terms(token, number)))
         say(endpoints)
         ended = together([partial(job.run, PATIENT_S, lambda progress: None) for job in jobs])
-        landed = [times for each in timed for times in each.streams]
-        first = min(times[0] for times in landed if times)
-        streams = [[at - first for at in times] for times in landed]
+        streams = _since_first([each.streams for each in timed])
         say({"streams": streams, "checksums": [in_short(outcome.crcs) for outcome in ended]})
         for job in jobs:
             job.close()
+
+
+def _note(streams: Sequence[Times], stream: int) -> None:
+    streams[stream].append(time.monotonic())
+
+
+def _since_first(moves: Sequence[Sequence[Times]]) -> list[Times]:
+    """All streams, move by move, in seconds since the first chunk of all."""
+    landed = [times for streams in moves for times in streams]
+    first = min(times[0] for times in landed if times)
+    return [[at - first for at in times] for times in landed]
 
 
 def receive(size_bytes: int, host: str) -> None:
@@ -295,14 +305,13 @@ def run(setup: Setup) -> Figures:
         )
         for arm, results in ran.items()
     ]
-    del ran[RAW_SOCKET]  # its chunks are not looked at
     # Of what the link carried in this run, headers left out.
     fair_s = CHUNK_BYTES * MOVES * STREAMS / (MOVES * size_bytes / rows[0].median_s)
     facts: dict[str, str | int | float] = {"link_gbit": gbit, "chunk_bytes": CHUNK_BYTES, "streams": STREAMS}
     facts |= {"moves": MOVES, "predicted_longest_stall_s": round(fair_s, 6)}
     notes = [
         f"prediction: {MOVES * STREAMS} streams that share fairly what raw sockets carried land a chunk each in "
-        f"{fair_s * 1e3:.1f} ms; a move that lands nothing for longer has a stall that is not the link's"
+        f"{fair_s * 1e3:.1f} ms; raw sockets, which check nothing, tell how fairly the link shares"
     ]
     for placement, results in ran.items():
         stalls = [item.longest_stall_s for item in results]

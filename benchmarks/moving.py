@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import closing
 
 from benchmarks.fleet_moves import moves_of
+from benchmarks.local_end import LocalEnd
 from benchmarks.namespaces import link
 from benchmarks.report import Row
 from benchmarks.suite import Figures, Setup
@@ -63,18 +65,18 @@ def transfers(size_bytes: int, plan: Plan, runs: int) -> list[Row]:
     here_off = Row("local, verify off", size_bytes, "memcpy")
     here_on = Row("local, verified", size_bytes, "memcpy")
     rows = (copies, bare, off, alone, sums, on, here_off, here_on)
-    with Arms(size_bytes, plan) as arms:
+    with Arms(size_bytes, plan) as arms, closing(LocalEnd(size_bytes, plan)) as here:
         descriptor = memory(size_bytes)
         target = Region(descriptor, size_bytes, writable=True)
         target.populate()
         for number in range(runs + 1):
             taken = {
-                copies.name: arms.copy_to(target),
+                copies.name: here.copy(),
                 bare.name: arms.bare(),
                 off.name: arms.job(verified=False),
                 on.name: arms.job(verified=True),
-                here_off.name: arms.local(target, descriptor, verified=False),
-                here_on.name: arms.local(target, descriptor, verified=True),
+                here_off.name: here.move(verified=False),
+                here_on.name: here.move(verified=True),
             }
             taken[alone.name] = arms.checksums(target)
             taken[sums.name] = taken[off.name] + taken[alone.name]

@@ -6,8 +6,6 @@ line. The sending end runs in the caller. Both keep one warm region for all runs
 
 from __future__ import annotations
 
-import ctypes
-import dataclasses
 import json
 import os
 import socket
@@ -21,7 +19,7 @@ from typing import Self, TypeVar
 
 from benchmarks.child import Child, say
 from mover.job import Job
-from mover.memory import Region, address_of
+from mover.memory import Region
 from mover.messages import Outcome
 from mover.settings import default_codec_threads, default_congestion
 from mover.transports import TransportConfig, open_transports
@@ -42,7 +40,7 @@ def memory(size_bytes: int) -> int:
 
 
 Result = TypeVar("Result")
-_MOVE_ID = str(uuid.UUID(int=0))
+MOVE_ID = str(uuid.UUID(int=0))
 CONGESTION = default_congestion()
 CORES = os.cpu_count() or 1
 # A stream names itself by this many bytes: fewer, and the kernel's copies of all that follows are unaligned.
@@ -79,10 +77,10 @@ class Bare:
 
         together([partial(stream, number, share) for number, share in enumerate(self._shares)])
 
-    def receive(self, listener: socket.socket) -> None:
-        """Receive all."""
+    def receive(self, listener: socket.socket, landed: Callable[[int], None] = lambda stream: None) -> None:
+        """Receive all; `landed` is told of each chunk of a stream."""
 
-        def stream(link: socket.socket) -> None:
+        def stream(number: int, link: socket.socket) -> None:
             with link:
                 for chunk in self._shares[link.recv(PREFIX_BYTES, socket.MSG_WAITALL)[0]]:
                     link.recv_into(
@@ -90,10 +88,11 @@ class Bare:
                         chunk.size_bytes,
                         socket.MSG_WAITALL,
                     )
+                    landed(number)
                 link.sendall(b"\x01")
 
         links = [listener.accept()[0] for _ in self._shares]
-        together([partial(stream, link) for link in links])
+        together([partial(stream, number, link) for number, link in enumerate(links)])
 
 
 def _checksum(view: memoryview) -> None:
@@ -129,11 +128,12 @@ def together(work: Sequence[Callable[[], Result]]) -> list[Result]:
         return [future.result() for future in [pool.submit(item) for item in work]]
 
 
-def _noise(view: memoryview) -> Sequence[Run]:
-    noise = os.urandom(1 << 20)
+def noise(view: memoryview) -> Sequence[Run]:
+    """Random bytes, which are no runs of elements."""
+    random = os.urandom(1 << 20)
     for at in range(0, len(view), 1 << 20):
         with view[at : at + (1 << 20)] as piece:
-            piece[:] = noise[: len(piece)]
+            piece[:] = random[: len(piece)]
     return ()
 
 
@@ -150,7 +150,7 @@ class Arms:
         *,
         host: str = "127.0.0.1",
         within: Sequence[str] = (),
-        fill: Callable[[memoryview], Sequence[Run]] = _noise,
+        fill: Callable[[memoryview], Sequence[Run]] = noise,
     ) -> None:
         self._size_bytes, self._plan, self._host = size_bytes, plan, host
         self._descriptor = memory(size_bytes)
@@ -170,31 +170,6 @@ class Arms:
     def view(self) -> memoryview:
         """The sending region."""
         return self._region.view
-
-    def copy_to(self, target: Region) -> float:
-        """Seconds of one copy in memory, with as many threads as the plan has streams."""
-        source, into = address_of(self._region.view), address_of(target.view)
-        share = -(-self._size_bytes // self._plan.streams)
-        parts = [(at, min(share, self._size_bytes - at)) for at in range(0, self._size_bytes, share)]
-        start = time.perf_counter()
-        together([partial(ctypes.memmove, into + at, source + at, size) for at, size in parts])
-        return time.perf_counter() - start
-
-    def local(self, target: Region, descriptor: int, *, verified: bool) -> float:
-        """Seconds of one move between two regions of this process; `descriptor` is that of `target`."""
-        plan = dataclasses.replace(self._plan, transport="local")
-        terms = Terms(_MOVE_ID, os.urandom(32), plan.streams, 30.0)
-        sender, receiver = (Job(self._transports, 1, verified=verified) for _ in range(2))
-        sender.map(os.dup(self._descriptor), self._size_bytes, writable=False)
-        receiver.map(os.dup(descriptor), self._size_bytes, writable=True)
-        endpoint = receiver.listen(plan, terms)
-        start = time.perf_counter()
-        sender.connect(plan, terms, endpoint, (), lambda kind, chunk: None)
-        together([partial(job.run, 60.0, lambda progress: None) for job in (sender, receiver)])
-        taken = time.perf_counter() - start
-        for job in (sender, receiver):
-            job.close()
-        return taken
 
     def checksums(self, target: Region) -> float:
         """Seconds of the checksums of both ends and nothing else, with all cores."""
@@ -224,7 +199,7 @@ class Arms:
     def outcome(self, *, verified: bool, plan: Plan | None = None) -> tuple[float, Outcome]:
         """The same, and how it ended."""
         plan = plan or self._plan
-        terms = Terms(_MOVE_ID, os.urandom(32), plan.streams, 30.0)
+        terms = Terms(MOVE_ID, os.urandom(32), plan.streams, 30.0)
         self._receiver.ask({"arm": "job", "verified": verified, "plan": _encoded(plan), "token": terms.token.hex()})
         job = Job(self._transports, 1, default_codec_threads(), verified=verified)
         job.map(os.dup(self._descriptor), self._size_bytes, writable=False)
@@ -270,7 +245,7 @@ def main(size_bytes: int, host: str) -> None:
                 say({"endpoint": str(listener.getsockname()[1])})
                 Bare(region.view, plan.chunks(size_bytes), plan.streams).receive(listener)
             continue
-        terms = Terms(_MOVE_ID, bytes.fromhex(command["token"]), plan.streams, 30.0)
+        terms = Terms(MOVE_ID, bytes.fromhex(command["token"]), plan.streams, 30.0)
         job = Job(transports, 1, default_codec_threads(), verified=command["verified"])
         job.map(os.dup(descriptor), size_bytes, writable=True)
         say({"endpoint": job.listen(plan, terms)})
