@@ -17,7 +17,7 @@ from time import perf_counter
 from benchmarks.child import Child, say
 from benchmarks.report import Row
 from benchmarks.suite import PATIENT_S, Figures, Setup, plan
-from benchmarks.wire import CONGESTION, Bare, in_short, memory, together
+from benchmarks.wire import CONGESTION, Bare, in_short, memory, noise, together
 from mover.job import Job
 from mover.memory import Region
 from mover.transports import TransportConfig, open_transports
@@ -90,10 +90,7 @@ class End:
         }
         for region in self._regions.values():
             region.populate()
-        noise = os.urandom(1 << 20)
-        view = self._regions["send"].view
-        for at in range(0, size_bytes, 1 << 20):
-            view[at : at + (1 << 20)] = noise[: size_bytes - at]
+        noise(self._regions["send"].view)
         self._transports = open_transports(("tcp",), TransportConfig(data_listen=f"{host}:0", congestion=CONGESTION))
 
     def prepare(self, command: Mapping[str, str]) -> Callable[[], object]:

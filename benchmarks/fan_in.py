@@ -25,7 +25,7 @@ from benchmarks.child import Child, say
 from benchmarks.namespaces import link
 from benchmarks.report import Row
 from benchmarks.suite import CHUNK_BYTES, PATIENT_S, STREAMS, Figures, Setup, plan
-from benchmarks.wire import CONGESTION, Bare, in_short, memory, together
+from benchmarks.wire import CONGESTION, Bare, in_short, memory, noise, together
 from mover.job import Job
 from mover.memory import Region
 from mover.transports import TransportConfig, open_transports
@@ -130,20 +130,12 @@ def _terms(token: str, number: int) -> Terms:
     return Terms(str(uuid.UUID(int=number)), bytes.fromhex(token), STREAMS, PATIENT_S)
 
 
-def _region(size_bytes: int, *, random: bool) -> int:
-    descriptor = memory(size_bytes)
-    noise = os.urandom(1 << 20) if random else bytes(1 << 20)
-    for at in range(0, size_bytes, 1 << 20):
-        os.pwrite(descriptor, noise[: size_bytes - at], at)
-    return descriptor
-
-
 class Receiver:
     """The receiving process: one command a line, for all moves at once."""
 
     def __init__(self, size_bytes: int, host: str) -> None:
         self._size_bytes, self._host = size_bytes, host
-        self._memories = [_region(size_bytes, random=False) for _ in range(MOVES)]
+        self._memories = [memory(size_bytes) for _ in range(MOVES)]
         config = TransportConfig(data_listen=f"{host}:0", congestion=CONGESTION)
         self._transport = open_transports(("tcp",), config)["tcp"]
 
@@ -208,9 +200,10 @@ def receive(size_bytes: int, host: str) -> None:
 
 def send(size_bytes: int, number: int, host: str) -> None:
     """One sending process: one command a line."""
-    descriptor = _region(size_bytes, random=True)
-    region = Region(descriptor, size_bytes, writable=False)
+    descriptor = memory(size_bytes)
+    region = Region(descriptor, size_bytes, writable=True)
     region.populate()
+    noise(region.view)
     transports = open_transports(("tcp",), TransportConfig(congestion=CONGESTION))
     say("ready")
     for line in sys.stdin:

@@ -343,10 +343,9 @@ def _save_load(preset: str, size_bytes: int, runs: int, last: int) -> Row:
 
 def _write(directory: Path, rows: Sequence[Row], facts: Mapping[str, str | int | float]) -> None:
     name = str(facts["gpu"]).lower().replace(" ", "-")
-    directory.mkdir(parents=True, exist_ok=True)
-    path = directory / f"{name}-x{facts['gpus']}-{facts['preset']}.json"
     stored = report.as_json(rows)
-    path.write_text(json.dumps({"host": facts, "rows": stored}, indent=2) + "\n")
+    made = {"host": facts, "rows": stored}
+    path = report.store(f"{name}-x{facts['gpus']}-{facts['preset']}", made, directory)
     print(f"{facts['gpus']} x {facts['gpu']}, driver's CUDA {facts['cuda_driver']}, torch {facts['torch']}")
     for row in stored:
         times = " ".join(f"{float(row[key]) * 1e3:9.3f}" for key in ("median_s", "min_s", "max_s"))

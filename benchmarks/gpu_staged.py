@@ -241,10 +241,9 @@ def _logged(directory: Path, event: str, ids: set[str]) -> dict[str, Mapping[str
 
 def _write(directory: Path, rows: Sequence[Row], facts: Mapping[str, str | int | float]) -> None:
     name = str(facts["gpu"]).lower().replace(" ", "-")
-    directory.mkdir(parents=True, exist_ok=True)
-    path = directory / f"{name}-x{facts['gpus']}-staged-{facts['preset']}.json"
     stored = report.as_json(rows)
-    path.write_text(json.dumps({"host": facts, "rows": stored}, indent=2) + "\n")
+    made = {"host": facts, "rows": stored}
+    path = report.store(f"{name}-x{facts['gpus']}-staged-{facts['preset']}", made, directory)
     print(json.dumps(facts))
     for row in stored:
         times = " ".join(f"{float(row[key]) * 1e3:9.2f}" for key in ("median_s", "min_s", "max_s"))

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import pytest
 
 from mover.codec.ahead import Ahead
+from mover.transports import ALWAYS, TransportConfig, open_transports
 from worldline.testing.leaks import no_leaks
-from worldline.transport import Piece
+from worldline.transport import Piece, Transport
 
 __all__ = ["no_leaks"]
+
+
+@pytest.fixture(scope="module")
+def transports() -> Iterator[dict[str, Transport]]:
+    """The transports that every machine has."""
+    opened = open_transports(ALWAYS, TransportConfig())
+    yield opened
+    for transport in opened.values():
+        transport.close()
 
 
 @pytest.fixture

@@ -20,7 +20,6 @@ from mover.codec.ahead import Ahead
 from mover.codec.behind import BUFFERS, Behind
 from mover.codec.counts import Coding
 from mover.messages import Outcome, WireFault, coding_from
-from mover.transports import TransportConfig, open_transports
 from mover.verification import PLACEMENTS, Checks, lane_for
 from worldline.codec.planes import is_zero, join, split
 from worldline.codec.runs import Cutter, Run, runs_of
@@ -53,14 +52,6 @@ def content_of(kind: str, size_bytes: int, seed: int = 1) -> bytes:
     third = size_bytes // 3
     parts = [content_of(name, third, seed + at) for at, name in enumerate(("zeros", "bf16", "noise"))]
     return b"".join(parts).ljust(size_bytes, b"\x07")
-
-
-@pytest.fixture(scope="module")
-def transports() -> Iterator[dict[str, Transport]]:
-    opened = open_transports(TRANSPORTS, TransportConfig())
-    yield opened
-    for transport in opened.values():
-        transport.close()
 
 
 def moved(done: Moved) -> tuple[Outcome, Outcome]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -12,7 +11,6 @@ from hypothesis import strategies as st
 from mover_moves import Moved, move, plan
 
 from mover.messages import Outcome, WireFault, plan_from, plan_to
-from mover.transports import TransportConfig, open_transports
 from mover.verification import PLACEMENTS
 from worldline.crc import crc32
 from worldline.errors import DataLoss
@@ -26,14 +24,6 @@ pytestmark = pytest.mark.usefixtures("no_leaks")
 TRANSPORTS = ("tcp", "local")
 SIZE_BYTES = 40_000
 MADE = (Made(8192, 8192), Made(20_480, 6_000, b"\x80\x3f"))
-
-
-@pytest.fixture(scope="module")
-def transports() -> Iterator[dict[str, Transport]]:
-    opened = open_transports(TRANSPORTS, TransportConfig())
-    yield opened
-    for transport in opened.values():
-        transport.close()
 
 
 def written(content: bytes, made: tuple[Made, ...]) -> bytes:

@@ -6,7 +6,6 @@ import itertools
 import mmap
 import os
 import random
-from collections.abc import Iterator
 from typing import ClassVar
 
 import numpy as np
@@ -16,7 +15,6 @@ from mover_moves import Moved, move, plan
 from mover import job as mover_job
 from mover.messages import Outcome, WireFault
 from mover.sending import Sending
-from mover.transports import TransportConfig, open_transports
 from mover.verification import PLACEMENTS, Checks
 from worldline.codec.runs import Run
 from worldline.crc import crc32
@@ -41,14 +39,6 @@ def content_of(size_bytes: int) -> bytes:
     numbers = (rng.standard_normal(20_000, dtype=np.float32).view(np.uint32) >> 16).astype("<u2").tobytes()
     parts = itertools.cycle((numbers, bytes(40_000), rng.bytes(40_000)))
     return b"".join(itertools.islice(parts, size_bytes // 40_000 + 1))[:size_bytes]
-
-
-@pytest.fixture(scope="module")
-def transports() -> Iterator[dict[str, Transport]]:
-    opened = open_transports(TRANSPORTS, TransportConfig())
-    yield opened
-    for transport in opened.values():
-        transport.close()
 
 
 def run(

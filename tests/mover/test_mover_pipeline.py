@@ -6,7 +6,6 @@ import mmap
 import os
 import threading
 import uuid
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -17,7 +16,6 @@ from mover_moves import memory, move, plan, result
 from mover.job import Job
 from mover.memory import Region, address_of
 from mover.messages import Outcome, WireFault
-from mover.transports import TransportConfig, open_transports
 from mover.verification import PLACEMENTS, Checks, lane_for
 from worldline.crc import crc32
 from worldline.errors import BadRequest, Cancelled, DataLoss, Internal, Unsupported, WorldlineError
@@ -29,14 +27,6 @@ from worldline.transport import Landed, Terms, Transport
 pytestmark = pytest.mark.usefixtures("no_leaks")
 
 TRANSPORTS = ("tcp", "local")
-
-
-@pytest.fixture(scope="module")
-def transports() -> Iterator[dict[str, Transport]]:
-    opened = open_transports(TRANSPORTS, TransportConfig())
-    yield opened
-    for transport in opened.values():
-        transport.close()
 
 
 @settings(max_examples=25, deadline=None)
