@@ -100,6 +100,7 @@ class _Watch:
         self._blocks = blocks
         self._until_s = until_s
         self._left = False
+        self._pauses = False
         self._queue: SimpleQueue[Found | Exception | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="inspection", daemon=True)
 
@@ -129,8 +130,9 @@ class _Watch:
         except Exception as error:
             self._queue.put(error)
         finally:
-            self._session.pause_at(None)
-            self._host.scheduler.wake(self._session)
+            if self._pauses:
+                self._session.pause_at(None)
+                self._host.scheduler.wake(self._session)
             self._queue.put(None)
 
     def _watch(self) -> None:
@@ -180,6 +182,7 @@ class _Watch:
                 crcs = array("I", slot.crcs(self._pieces.chunks).chunks)
                 sample = self._sample() if last else torch.empty(0, dtype=torch.uint8)
                 session.pause_at(None if last else session.next_block + 1)
+                self._pauses = not last
                 return Boundary(session.next_block, crcs, time.monotonic() - since_s), sample
             finally:
                 session.go()

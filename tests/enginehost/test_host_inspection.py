@@ -158,6 +158,7 @@ def test_a_move_goes_first(local: LocalHost, pool: ThreadPoolExecutor) -> None:
     assert manifest.block_index == 0
     with pytest.raises(Owned, match=fence.move_id):
         list(Looking(local, blocks=1).found)
+    assert session._pause_at == 1  # what the refused one leaves alone is the other one's
     local.source.resume(fence, reinstate=False)
     running = play(pool, local, session, 4)
     assert [item.next_block for item in looking.found if isinstance(item, Boundary)] == [1, 2]
