@@ -31,6 +31,7 @@ from worldline.v1 import mover_service_pb2 as pb
 
 # When a stream breaks, the destination's own error says why, and is about to come.
 _VERDICT_S = 1.0
+_OWN_DEATH_S = 0.1
 _MAX_ENDPOINT_CHARS = 1024
 
 
@@ -227,6 +228,9 @@ class SourceMove:
                 return job.run(self._stop, self._running.remaining_s, self._heard, carried_bytes(parts))
         except WorldlineError as error:
             if error.reason == "PEER_GONE":
+                if self._stop.told:
+                    # The other end says so, and may know of our data plane's death before we do.
+                    job.require_plane(_OWN_DEATH_S)
                 self._stop.sleep(_VERDICT_S)
             raise
 

@@ -332,6 +332,13 @@ class PlaneJob:
             self.mapped = False
             self._changed.notify_all()
 
+    def require_plane(self, seconds: float) -> None:
+        """Raise why the data plane has died, if it is known within `seconds`."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._lost is not None, seconds)
+            if self._lost is not None:
+                raise self._lost
+
     def _closed_reply(self) -> bool:
         return self._reply is not None and self._reply.get("reply") == "close"
 
