@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import argparse
-import ctypes
 import json
-import os
-import signal
 import sys
 
 from admission import metrics
@@ -14,22 +10,16 @@ from admission.service import Admission
 from admission.settings import AdmissionSettings
 from worldline import telemetry
 from worldline.errors import WorldlineError
+from worldline.process import exit_with_parent, keep_what_is_here, parser_for
 from worldline.settings import load_or_exit, shown
-
-_PR_SET_PDEATHSIG = 1
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Serve until SIGTERM or SIGINT."""
-    parser = argparse.ArgumentParser(prog="worldline-admission", description=__doc__)
-    parser.add_argument("--exit-with-parent", action="store_true", help="end when the parent process dies")
-    for name, field in AdmissionSettings.model_fields.items():
-        parser.add_argument(
-            f"--{name.replace('_', '-')}", dest=name, help=f"{field.description or ''} ({field.default})"
-        )
+    parser = parser_for(AdmissionSettings, "worldline-admission", "Decides on moves and sees each one through.")
     given = vars(parser.parse_args(arguments))
     if given.pop("exit_with_parent"):
-        _exit_with_parent()
+        exit_with_parent()
     settings = load_or_exit(AdmissionSettings, **given)
     telemetry.configure("admission", "admission", endpoint=settings.otlp_endpoint, level=settings.log_level)
     if settings.metrics_endpoint:
@@ -46,6 +36,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"worldline: {error}", file=sys.stderr)
         admission.stop()
         return 2
+    keep_what_is_here()
     ready = {"ready": True, "service": "admission", "id": "admission", "address": address}
     print(json.dumps({**ready, "term": admission.term}), flush=True)
     admission.wait()
@@ -53,14 +44,6 @@ def main(arguments: list[str] | None = None) -> int:
     metrics.shutdown()
     telemetry.shutdown()
     return 0
-
-
-def _exit_with_parent() -> None:
-    parent = os.getppid()
-    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
-    if os.getppid() != parent:
-        os.kill(os.getpid(), signal.SIGTERM)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import time
@@ -24,6 +23,7 @@ from worldline import engine as engines
 from worldline import rpc, telemetry
 from worldline.engine import DeviceEngine, Engine
 from worldline.errors import BadRequest, StaleFence, WorldlineError
+from worldline.process import keep_what_is_here
 from worldline.settings import shown
 from worldline.v1 import engine_host_service_pb2
 from worldline.v1.engine_host_service_pb2_grpc import add_EngineHostServiceServicer_to_server
@@ -83,9 +83,7 @@ def serve(settings: EngineHostSettings) -> None:
             "incarnation": incarnation.number,
             "pid": os.getpid(),
         }
-        # Whatever is here now stays. A full collection over it takes 0.2 s, and may come while a session is frozen.
-        gc.collect()
-        gc.freeze()
+        keep_what_is_here()
         print(json.dumps(ready), flush=True)
         server.wait()
         host.draining = True
