@@ -424,23 +424,24 @@ def faults_from(messages: Iterable[move_pb2.Fault]) -> tuple[Fault, ...]:
 
 def verdict_to(value: Verdict) -> move_pb2.Verdict:
     """To the wire."""
-    return move_pb2.Verdict(
+    message = move_pb2.Verdict(
         kind=int(value.kind),  # type: ignore[arg-type]
-        clauses=[
-            move_pb2.Clause(
-                name=clause.name,
-                verdict=int(clause.verdict),  # type: ignore[arg-type]
-                arithmetic=clause.arithmetic,
-                numbers=dict(clause.numbers),
-                retry_after_s=clause.retry_after_s,
-                reason=clause.reason,
-            )
-            for clause in value.clauses
-        ],
         retry_after_s=value.retry_after_s,
         predicted_s=value.predicted_s,
         slack_s=value.slack_s,
     )
+    # Added in place: building clauses apart and copying them takes half as long again, on the path of every move.
+    add = message.clauses.add
+    for clause in value.clauses:
+        add(
+            name=clause.name,
+            verdict=int(clause.verdict),
+            arithmetic=clause.arithmetic,
+            numbers=clause.numbers,
+            retry_after_s=clause.retry_after_s,
+            reason=clause.reason,
+        )
+    return message
 
 
 def verdict_from(message: move_pb2.Verdict) -> Verdict:

@@ -176,6 +176,7 @@ def test_smaller_chunks_are_weighed_against_what_each_costs() -> None:
     # 4 MiB chunks would be over half a millisecond sooner: a tie, and what is offered first is kept.
     assert choose(replace(asked, chunk_s=1e-6)).chunk_bytes == 16 << 20
     assert choose(replace(asked, chunk_s=1e-6, offers=Offers(chunk_bytes=(64 << 20, 4 << 20)))).chunk_bytes == 4 << 20
+    assert choose(replace(asked, offers=Offers(chunk_bytes=(8 << 20,)))).chunk_bytes == 8 << 20
 
 
 def test_streams_are_added_until_the_path_is_full() -> None:

@@ -99,12 +99,10 @@ def _plans(question: Question) -> Iterator[_Judged]:
     sizes, streams = offers.chunk_bytes or (question.chunk_bytes,), offers.streams or (question.streams,)
     place = 0
     for path in offers.paths or (_own_path(question),):
-        tails = ((True, False) if path.verified else (False, True)) if offers.tail else (False,)
         codecs = path.codecs or offers.codecs or (question.codec,)
         modes, placements = offers.modes or (question.mode,), path.placements or offers.placements
-        offered = product(codecs, modes, placements or (question.placement,), tails, sizes, streams)
-        for codec, mode, placement, tail, chunk_bytes, count in offered:
-            plan = replace(
+        for codec, mode, placement in product(codecs, modes, placements or (question.placement,)):
+            on_path = _with(
                 question,
                 codec=codec,
                 mode=mode,
@@ -117,11 +115,30 @@ def _plans(question: Question) -> Iterator[_Judged]:
                 retransmit_floor_s=path.retransmit_floor_s,
                 verified=path.verified,
                 placement=placement,
-                chunk_bytes=chunk_bytes,
-                streams=count,
             )
-            yield _timed(place, replace(plan, tail_bytes=tail_of(plan)) if tail else plan)
-            place += 1
+            for plan in _cut(on_path, sizes, streams):
+                yield _timed(place, plan)
+                place += 1
+
+
+def _cut(question: Question, sizes: Sequence[int], streams: Sequence[int]) -> Iterator[Question]:
+    """One way of carrying it in chunks of each size, over each number of streams, with a tail schedule and without."""
+    plain = [_with(question, chunk_bytes=size, streams=count) for size, count in product(sizes, streams)]
+    tails = [tail_of(plan) if question.offers.tail else () for plan in plain]
+    tailed = [replace(plan, tail_bytes=tail) for plan, tail in zip(plain, tails, strict=True) if tail]
+    if not question.verified:
+        yield from (*plain, *tailed)
+    elif question.chunk_s:
+        yield from (*tailed, *plain)
+    else:
+        # No rule sees the difference: the one without would be judged for nothing.
+        yield from (*tailed, *(plan for plan, tail in zip(plain, tails, strict=True) if not tail))
+
+
+def _with(question: Question, **changes: object) -> Question:
+    """The question with these fields; itself where it has them already, which most have that are asked."""
+    new = {name: value for name, value in changes.items() if getattr(question, name) != value}
+    return replace(question, **new) if new else question  # type: ignore[arg-type]
 
 
 def _own_path(question: Question) -> Path:
