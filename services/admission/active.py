@@ -70,7 +70,7 @@ class ActiveMove:
         self._route = route
         self._mailbox = deque(news)
         self._changed = threading.Condition()
-        self._line = Line(meanwhile=self._tell)
+        self._line = Line(meanwhile=self._meanwhile)
         self._holds = Holds(route.faults if route else ())
         self._stopped = False
         self._unwritten = 0
@@ -298,6 +298,12 @@ class ActiveMove:
         self._back_off_s = _FIRST_BACK_OFF_S
         self.record = record
         self._untold.append((record, line))
+
+    def _meanwhile(self) -> None:
+        """What nobody waits for; done while an ask is under way."""
+        self._tell()
+        if self.record.phase is Phase.OPEN:
+            self._means.journal.settle()
 
     def _tell(self) -> None:
         """Tell watchers, log and metrics of the transitions; done while the next ask is under way."""

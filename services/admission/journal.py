@@ -1,7 +1,8 @@
 """The journal: who owns which session and how far each move is, durable before anything follows from it.
 
-One transaction, one sync, a transition. Only the closing of a move is not synced by itself: nothing follows from it,
-and a power cut before the next sync only makes admission ask again what it asked before. One thread writes at a time,
+One transaction, one sync, a transition. Only the opening of a move and its closing are not synced by themselves: what a
+power cut before the next sync takes away is a move that owned nothing yet, or makes admission ask again what it asked
+before. A process that is killed loses neither. One thread writes at a time,
 under the term of this process (leadership.py); who only reads waits for no disk. docs/admission-state.md tells it all.
 """
 
@@ -97,3 +98,7 @@ class Journal(FleetTables, ScheduleTables):
     def checkpoint(self) -> None:
         """Copy a journal file's log into the file, beside whoever reads and writes; a server does that by itself."""
         self.tenure.checkpoint()
+
+    def settle(self) -> None:
+        """Put what was written without a sync on the disk now. For a thread that nobody waits for."""
+        self.tenure.settle()

@@ -75,11 +75,14 @@ class MoveTables(Base):
     def add_move(self, record: MoveRecord, lease: Lease | None, caps: Caps | None = None) -> MoveRecord:
         """Keep a new move, refused or open; an open one takes its session. Returns it with its sequence.
 
+        It is not waited for until it is on the disk: an open move owns nothing. One that a power cut takes away is
+        given up by its mover and its hosts, as one is whose caller leaves.
+
         Raises:
             Owned: another move has the session. SessionLost: it is lost by now. Exhausted: the lease would be over one
             of `caps`.
         """
-        with self._transaction() as db:
+        with self._transaction(synced=False) as db:
             if record.phase is Phase.OPEN:
                 self._take_session(db, record)
             if lease is not None:
@@ -147,8 +150,8 @@ class MoveTables(Base):
     def save_move(self, record: MoveRecord, new_lines: int, estimates: Sequence[EstimateRow] = ()) -> None:
         """Keep a transition: the move, the last `new_lines` of its log, and what it means for session and lease.
 
-        `estimates`: what its path takes, with this move. Only a transition that closes the move is not waited for until
-        it is on the disk.
+        `estimates`: what its path takes, with this move. A transition that closes the move is not waited for until it
+        is on the disk.
         """
         first = len(record.transitions) - new_lines
         cells = {**changing_cells(record), "move_id": record.move_id}

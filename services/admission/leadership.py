@@ -71,6 +71,9 @@ class Tenure:
     def checkpoint(self) -> None:
         """Keep a journal file's log short, where there is one."""
 
+    def settle(self) -> None:
+        """Put what was written without a sync on the disk now; a server does that by itself."""
+
     def close(self) -> None:
         """Give the seat back, and close the connections."""
         self.over.set()
@@ -86,6 +89,9 @@ class Alone(Tenure):
 
     def checkpoint(self) -> None:
         self._file.checkpoint()
+
+    def settle(self) -> None:
+        self._file.settle()
 
 
 def hold_file(path: Path) -> Tenure:

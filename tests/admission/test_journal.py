@@ -225,12 +225,21 @@ def test_a_journal_that_cannot_be_opened(tmp_path: Path, broken: str) -> None:
     assert caught.value.reason == "JOURNAL_FAILED"
 
 
-def test_every_transition_but_the_last_is_synced(in_file: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_transition_but_the_first_and_the_last_is_synced(
+    in_file: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
     register(in_file)
     in_file.adopt([session()])
-    kept = in_file.add_move(record(), None)
     modes: list[tuple[str, int]] = []
-    follow = in_file._follow
+    follow, take = in_file._follow, in_file._take_session
+
+    def taken(db: Connection, written: MoveRecord) -> None:
+        ((mode,),) = db.execute("PRAGMA synchronous")
+        modes.append((written.phase.name, mode))
+        take(db, written)
+
+    monkeypatch.setattr(in_file, "_take_session", taken)
+    kept = in_file.add_move(record(), None)
 
     def noted(db: Connection, written: MoveRecord) -> None:
         ((mode,),) = db.execute("PRAGMA synchronous")
@@ -240,8 +249,20 @@ def test_every_transition_but_the_last_is_synced(in_file: Journal, monkeypatch: 
     monkeypatch.setattr(in_file, "_follow", noted)
     advance(in_file, kept, EventKind.VERIFIED, EventKind.RESUMED, EventKind.SOURCE_LIVE, EventKind.DROPPED)
     normal, full = 1, 2
-    assert modes == [("COMMIT", full), ("ABORT", full), ("DROPPING", full), ("ABORTED", normal)]
+    assert modes == [("OPEN", normal), ("COMMIT", full), ("ABORT", full), ("DROPPING", full), ("ABORTED", normal)]
     assert in_file._db.execute("PRAGMA synchronous") == [(full,)]
+
+
+def test_what_was_not_waited_for_is_synced_beside_the_work(in_file: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[str] = []
+    monkeypatch.setattr(os, "fdatasync", lambda fd: synced.append(os.readlink(f"/proc/self/fd/{fd}")))
+    register(in_file)
+    in_file.adopt([session()])
+    in_file.add_move(record(), None)
+    in_file.settle()
+    assert [Path(path).name for path in synced] == ["j.db-wal"]
+    in_file.close()
+    in_file.settle()  # whoever comes late finds nothing to do
 
 
 def test_placements_are_kept(journal: Journal) -> None:
