@@ -25,12 +25,17 @@ from worldline.transport import Terms
 from worldline.v1 import state_pb2
 from worldline.wire import plan_from, plan_to
 
+# As admission plans it for what is copied in memory.
+CHUNK_BYTES = 32 << 20
+
 
 class LocalEnd:
     """The process, seen from the benchmark. Raises Unavailable as `Child` does."""
 
     def __init__(self, size_bytes: int, plan: Plan) -> None:
-        self._plan = plan_to(dataclasses.replace(plan, transport="local")).SerializeToString().hex()
+        chunk_bytes = max(plan.chunk_bytes, CHUNK_BYTES)
+        local = dataclasses.replace(plan, transport="local", chunk_bytes=chunk_bytes)
+        self._plan = plan_to(local).SerializeToString().hex()
         self._child = Child("benchmarks.local_end", size_bytes, environment=COPIES)
 
     def copy(self) -> float:

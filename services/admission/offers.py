@@ -37,8 +37,9 @@ class Pins:
     device_codecs: frozenset[str] = frozenset()
 
 
-# Links between GPUs carry this in less time than a call takes, and whatever is done for each chunk is done less often.
-DEVICE_CHUNK_BYTES = 32 << 20
+# Copies in memory and links between GPUs carry this in milliseconds: with smaller chunks, what is done for each of them
+# (a wake-up, a call) shows.
+COPIED_CHUNK_BYTES = 32 << 20
 
 
 def pins_for(source: HostFacts, destination: HostFacts, pins: Pins) -> Pins:
@@ -62,10 +63,10 @@ def pins_for(source: HostFacts, destination: HostFacts, pins: Pins) -> Pins:
 def chunk_bytes_for(path: Path, pins: Pins, chunk_bytes: int) -> int:
     """The size of chunks on a path, where `chunk_bytes` is what fits movers."""
     (placement,), (codec,) = path.placements, path.codecs
-    carried_by_hosts = placement is Placement.DEVICE and not is_staged(
-        path.transport, placement, codec.name if codec else RAW, pins.staged_because
-    )
-    return max(chunk_bytes, DEVICE_CHUNK_BYTES) if carried_by_hosts else chunk_bytes
+    name = codec.name if codec else RAW
+    staged = is_staged(path.transport, placement, name, pins.staged_because)
+    copied = path.transport == "local" and name == RAW and not staged
+    return max(chunk_bytes, COPIED_CHUNK_BYTES) if copied else chunk_bytes
 
 
 @dataclass(frozen=True, slots=True)
