@@ -9,27 +9,26 @@ async with AsyncClient("localhost:7400") as client:
 from __future__ import annotations
 
 import asyncio
-import uuid
 from collections.abc import AsyncIterator
-from typing import Self
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Self, TypeVar
 
 import grpc.aio
 
-from worldline import rpc, telemetry, wire
+from worldline import rpc, telemetry
 from worldline.contract import Contract
-from worldline.errors import NotFound, TimedOut, Unavailable, WorldlineError, WrongState
-from worldline.playing import (
-    Block,
-    Deliver,
-    Output,
-    Player,
-    Send,
-    Session,
-    Shown,
-    ends_play,
-    is_gone,
-    pause_s,
-    still_arriving,
+from worldline.errors import Unavailable, WorldlineError
+from worldline.following import Answer, Ask, Close, Course, Following, Locate, Open, Shown, Sleep, Wait
+from worldline.playing import Block, Session
+from worldline.requests import (
+    CALL_TIMEOUT_S,
+    HOSTS_A_PAGE,
+    PLACE_TIMEOUT_S,
+    PREWARM_TIMEOUT_S,
+    move_request,
+    place_request,
+    placed_session,
+    public_address,
 )
 from worldline.v1 import admission_service_pb2 as pb
 from worldline.v1 import engine_host_service_pb2 as host_pb
@@ -37,8 +36,10 @@ from worldline.v1 import move_pb2
 from worldline.v1.admission_service_pb2_grpc import AdmissionServiceStub
 from worldline.v1.engine_host_service_pb2_grpc import EngineHostServiceStub
 
-CALL_TIMEOUT_S = 30.0
-SILENCE_S = 2.0
+if TYPE_CHECKING:
+    from worldline.v1.engine_host_service_pb2_grpc import EngineHostServiceAsyncStub
+
+T = TypeVar("T")
 
 
 def _trace() -> tuple[tuple[str, str], ...]:
@@ -68,32 +69,66 @@ class AsyncClient:
         self, engine: str, preset: str, seed: int, *, contract: Contract | None = None, host_id: str = ""
     ) -> Session:
         """Create a session where admission picks, or on `host_id`."""
-        request = pb.PlaceSessionRequest(
-            request_id=str(uuid.uuid4()),
-            engine=engine,
-            preset=preset,
-            seed=seed,
-            contract=wire.contract_to(contract) if contract else None,
-            host_id=host_id,
-        )
+        request = place_request(engine, preset, seed, contract, host_id)
         with rpc.calling("admission"):
-            placed = await self.admission.PlaceSession(request, timeout=120.0, metadata=_trace())
-        return Session(placed.session.descriptor.session_id, placed.resume_token, placed.public_address, placed.host_id)
+            return placed_session(
+                await self.admission.PlaceSession(request, timeout=PLACE_TIMEOUT_S, metadata=_trace())
+            )
 
     async def locate(self, session_id: str, *, timeout_s: float = CALL_TIMEOUT_S) -> pb.LocateSessionResponse:
         """Where a session lives now. Raises SessionLost if it died with its host."""
         with rpc.calling("admission"):
             return await self.admission.LocateSession(pb.LocateSessionRequest(session_id=session_id), timeout=timeout_s)
 
+    async def suspend(self, session_id: str) -> host_pb.SuspendSessionResponse:
+        """Take a session's state to host memory where it lives now, and free its slot. It can be resumed or opened."""
+        where = await self.locate(session_id)
+        request = host_pb.SuspendSessionRequest(session_id=session_id)
+        async with self._host(where.public_address) as stub:
+            with rpc.calling(where.host_id):
+                return await stub.SuspendSession(request, timeout=CALL_TIMEOUT_S)
+
+    async def resume(self, session_id: str) -> host_pb.ResumeSessionResponse:
+        """Bring a suspended session back into a slot where it lives now."""
+        where = await self.locate(session_id)
+        request = host_pb.ResumeSessionRequest(session_id=session_id)
+        async with self._host(where.public_address) as stub:
+            with rpc.calling(where.host_id):
+                return await stub.ResumeSession(request, timeout=CALL_TIMEOUT_S)
+
+    async def prewarm(self, host_id: str, engine: str, preset: str, slots: int = 0) -> host_pb.PrewarmResponse:
+        """Make a preset warm on a host, with `slots` kept allocated ahead there. Raises NotFound: no such host."""
+        address = public_address(await self.hosts(), host_id)
+        request = host_pb.PrewarmRequest(engine=engine, preset=preset, slots=slots)
+        async with self._host(address) as stub:
+            with rpc.calling(host_id):
+                return await stub.Prewarm(request, timeout=PREWARM_TIMEOUT_S)
+
+    @asynccontextmanager
+    async def _host(self, address: str) -> AsyncIterator[EngineHostServiceAsyncStub]:
+        """A short-lived stub of an engine host."""
+        channel = rpc.aio_channel(address, self._tls)
+        try:
+            yield EngineHostServiceStub(channel)
+        finally:
+            await channel.close(None)
+
+    async def hosts(self) -> list[pb.EngineHostInfo]:
+        """The fleet's engine hosts and their sessions."""
+        hosts: list[pb.EngineHostInfo] = []
+        token = ""
+        while True:
+            request = pb.ListEngineHostsRequest(page_size=HOSTS_A_PAGE, page_token=token)
+            with rpc.calling("admission"):
+                page = await self.admission.ListEngineHosts(request, timeout=CALL_TIMEOUT_S)
+            hosts.extend(page.hosts)
+            token = page.next_page_token
+            if not token:
+                return hosts
+
     async def request_move(self, session_id: str, destination: str = "", *, patience_s: float = 0.0) -> move_pb2.Move:
         """Ask for a move; returns with the verdict, while an admitted move goes on."""
-        request = pb.RequestMoveRequest(
-            request_id=str(uuid.uuid4()),
-            session_id=session_id,
-            destination_host_id=destination,
-            mode=move_pb2.MOVE_MODE_FROZEN,
-            patience_s=patience_s,
-        )
+        request = move_request(session_id, destination, patience_s)
         with rpc.calling("admission"):
             return (await self.admission.RequestMove(request, timeout=CALL_TIMEOUT_S, metadata=_trace())).move
 
@@ -143,11 +178,11 @@ class AsyncPlay(Shown):
         self, client: AsyncClient, session: Session, *, with_state_crc: bool, patience_s: float, next_block: int | None
     ) -> None:
         self._client = client
-        self._player = Player(session, with_state_crc=with_state_crc, next_block=next_block)
-        self._patience_s = patience_s
-        self._address = session.address
+        self._session_id = session.session_id
+        self._following = Following(
+            session, with_state_crc=with_state_crc, patience_s=patience_s, next_block=next_block
+        )
         self._channel: grpc.aio.Channel | None = None
-        self._closed = False
         self._reader: asyncio.Task[None] | None = None
         self._in: asyncio.Queue[host_pb.PlayResponse | WorldlineError] = asyncio.Queue()
         self._out: asyncio.Queue[host_pb.PlayRequest | None] = asyncio.Queue()
@@ -160,26 +195,15 @@ class AsyncPlay(Shown):
 
     async def open(self) -> None:
         """Open the first stream."""
-        await self._connect()
-        await self._run(until_opened=True)
+        await self._go(self._following.opening())
 
     async def step(self, action: bytes) -> Block:
         """Act, and wait for the block. Raises as `worldline.client.Play.step` does."""
-        if self._closed:
-            raise WrongState("this play was closed; open another one", reason="PLAY_CLOSED")
-        outputs = self._player.act(action)
-        if self._channel is None:
-            await self._connect()
-        else:
-            await self._do(outputs)
-        block = await self._run()
-        if block is None:
-            raise TimedOut("the stream opened, but no block came")
-        return block
+        return await self._go(self._following.step(action, connected=self._channel is not None))
 
     async def close(self) -> None:
         """End the stream; the session stays where it is."""
-        self._closed = True
+        self._following.closed = True
         await self._disconnect()
 
     async def _disconnect(self) -> None:
@@ -192,12 +216,12 @@ class AsyncPlay(Shown):
             await self._channel.close(None)
             self._channel = None
 
-    async def _connect(self) -> None:
+    async def _connect(self, address: str, first: host_pb.PlayRequest) -> None:
         await self._disconnect()
         self._in, self._out = asyncio.Queue(), asyncio.Queue()
-        self._channel = rpc.aio_channel(self._address, self._client._tls)
-        self._out.put_nowait(self._player.open())
-        self._reader = asyncio.create_task(self._read(self._channel, self._out, self._in, self._address))
+        self._channel = rpc.aio_channel(address, self._client._tls)
+        self._out.put_nowait(first)
+        self._reader = asyncio.create_task(self._read(self._channel, self._out, self._in, address))
 
     @staticmethod
     async def _read(
@@ -218,66 +242,33 @@ class AsyncPlay(Shown):
         except WorldlineError as error:
             into.put_nowait(error)
 
-    async def _do(self, outputs: list[Output]) -> Block | None:
-        delivered: Block | None = None
-        for output in outputs:
-            if isinstance(output, Send):
-                self._out.put_nowait(output.request)
-            elif isinstance(output, Deliver):
-                delivered = output.block
-            else:
-                self._address = output.address
-                await self._connect()
-        return delivered
-
-    async def _run(self, *, until_opened: bool = False) -> Block | None:
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + self._patience_s
+    async def _go(self, course: Course[T]) -> T:
+        answer: Answer = None
         while True:
-            left = deadline - loop.time()
-            if left <= 0:
-                # The next step begins with a stream of its own.
-                await self._disconnect()
-                raise TimedOut(
-                    f"session {self._player.session.session_id}: no answer for {self._patience_s} s, last from "
-                    f"{self._address}",
-                    reason="PLAY_TIMED_OUT",
-                )
             try:
-                got = await asyncio.wait_for(self._in.get(), min(left, SILENCE_S))
+                ask = course.send(answer)
+            except StopIteration as over:
+                result: T = over.value
+                return result
+            answer = await self._done(ask)
+
+    async def _done(self, ask: Ask) -> Answer:
+        if isinstance(ask, Wait):
+            try:
+                return await asyncio.wait_for(self._in.get(), ask.timeout_s)
             except TimeoutError:
-                await self._relocate(left)
-                continue
+                return None
+        if isinstance(ask, Locate):
             try:
-                if isinstance(got, WorldlineError):
-                    raise got
-                outputs = self._player.receive(got)
+                return await self._client.locate(self._session_id, timeout_s=ask.timeout_s)
             except WorldlineError as error:
-                if ends_play(error):
-                    raise
-                await asyncio.sleep(min(pause_s(error), left))
-                await self._relocate(left, error)
-                continue
-            block = await self._do(outputs)
-            if block is not None or (until_opened and got.WhichOneof("message") == "opened"):
-                return block
-
-    async def _relocate(self, left_s: float, error: WorldlineError | None = None) -> None:
-        where: pb.LocateSessionResponse | None = None
-        if error is None or not still_arriving(error):
-            where = await self._locate(left_s, error)
-        address = self._player.relocated(where, self._address, broken=error is not None)
-        if address is not None:
-            self._address = address
-            await self._connect()
-
-    async def _locate(self, left_s: float, error: WorldlineError | None) -> pb.LocateSessionResponse | None:
-        session_id = self._player.session.session_id
-        try:
-            return await self._client.locate(session_id, timeout_s=min(left_s, CALL_TIMEOUT_S))
-        except (Unavailable, TimedOut):
-            return None  # admission may be restarting
-        except NotFound as unknown:
-            if is_gone(unknown, error):
-                raise
-            return None
+                return error
+        if isinstance(ask, Sleep):
+            await asyncio.sleep(ask.seconds)
+        elif isinstance(ask, Open):
+            await self._connect(ask.address, ask.first)
+        elif isinstance(ask, Close):
+            await self._disconnect()
+        else:
+            self._out.put_nowait(ask.request)
+        return None

@@ -14,14 +14,23 @@ import uuid
 from collections.abc import Iterable, Iterator
 from typing import Self
 
-from worldline import rpc, telemetry, wire
+from worldline import rpc, telemetry
 from worldline.aio import AsyncClient
 from worldline.contract import Contract
-from worldline.errors import NotFound
 from worldline.move import Fault
 from worldline.plan import Placement
-from worldline.play import CALL_TIMEOUT_S, Play
+from worldline.play import Play
 from worldline.playing import Block, Session
+from worldline.requests import (
+    CALL_TIMEOUT_S,
+    HOSTS_A_PAGE,
+    PLACE_TIMEOUT_S,
+    PREWARM_TIMEOUT_S,
+    move_request,
+    place_request,
+    placed_session,
+    public_address,
+)
 from worldline.v1 import admission_service_pb2 as pb
 from worldline.v1 import engine_host_service_pb2 as host_pb
 from worldline.v1 import move_pb2
@@ -30,8 +39,6 @@ from worldline.v1.engine_host_service_pb2_grpc import EngineHostServiceStub
 
 __all__ = ["CLOSED_STATES", "AsyncClient", "Block", "Client", "Play", "Session"]
 
-# Weights of gigabytes are read from disk.
-PREWARM_TIMEOUT_S = 600.0
 # States after which a move changes no more.
 CLOSED_STATES = frozenset(
     {move_pb2.MOVE_STATE_REFUSED, move_pb2.MOVE_STATE_MOVED, move_pb2.MOVE_STATE_ABORTED, move_pb2.MOVE_STATE_LOST}
@@ -74,17 +81,9 @@ class Client:
         request_id: str = "",
     ) -> Session:
         """Create a session where admission picks, or on `host_id`."""
-        request = pb.PlaceSessionRequest(
-            request_id=request_id or str(uuid.uuid4()),
-            engine=engine,
-            preset=preset,
-            seed=seed,
-            contract=wire.contract_to(contract) if contract else None,
-            host_id=host_id,
-        )
+        request = place_request(engine, preset, seed, contract, host_id, request_id)
         with rpc.calling("admission"):
-            placed = self.admission.PlaceSession(request, timeout=120.0)
-        return Session(placed.session.descriptor.session_id, placed.resume_token, placed.public_address, placed.host_id)
+            return placed_session(self.admission.PlaceSession(request, timeout=PLACE_TIMEOUT_S))
 
     def locate(self, session_id: str) -> pb.LocateSessionResponse:
         """Where a session lives now. Raises SessionLost if it died with its host."""
@@ -129,15 +128,9 @@ class Client:
 
     def prewarm(self, host_id: str, engine: str, preset: str, slots: int = 0) -> host_pb.PrewarmResponse:
         """Make a preset warm on a host, with `slots` kept allocated ahead there. Raises NotFound: no such host."""
-        found = {host.registration.host_id: host.registration.public_address for host in self.hosts()}
-        if host_id not in found:
-            raise NotFound(
-                f"admission knows no engine host {host_id[:64]!r}; it knows {', '.join(sorted(found)) or 'none'}",
-                reason="UNKNOWN_HOST",
-                resource=("engine_host", host_id[:64]),
-            )
+        address = public_address(self.hosts(), host_id)
         request = host_pb.PrewarmRequest(engine=engine, preset=preset, slots=slots)
-        with self.host(found[host_id]) as stub, rpc.calling(host_id):
+        with self.host(address) as stub, rpc.calling(host_id):
             return stub.Prewarm(request, timeout=PREWARM_TIMEOUT_S)
 
     def host(self, address: str) -> _Host:
@@ -162,16 +155,15 @@ class Client:
 
         What is left empty of `destination`, `transport`, `codec` and `placement` is admission's to pick.
         """
-        request = pb.RequestMoveRequest(
-            request_id=request_id or str(uuid.uuid4()),
-            session_id=session_id,
-            destination_host_id=destination,
-            mode=move_pb2.MOVE_MODE_FROZEN,
-            patience_s=patience_s,
+        request = move_request(
+            session_id,
+            destination,
+            patience_s,
             transport=transport,
             codec=codec,
-            placement=int(placement or 0),  # type: ignore[arg-type]
-            faults=wire.faults_to(faults),
+            placement=placement,
+            request_id=request_id,
+            faults=faults,
         )
         with telemetry.span("client.request_move", {"session.id": session_id}), rpc.calling("admission"):
             return self.admission.RequestMove(request, timeout=CALL_TIMEOUT_S).move
@@ -302,7 +294,7 @@ class Client:
         hosts: list[pb.EngineHostInfo] = []
         token = ""
         while True:
-            request = pb.ListEngineHostsRequest(page_size=1000, page_token=token)
+            request = pb.ListEngineHostsRequest(page_size=HOSTS_A_PAGE, page_token=token)
             with rpc.calling("admission"):
                 page = self.admission.ListEngineHosts(request, timeout=CALL_TIMEOUT_S)
             hosts.extend(page.hosts)

@@ -282,34 +282,3 @@ class Player:
             raise WrongState("no action is pending")
         index, action = self._pending
         return Send(pb.PlayRequest(action=pb.PlayAction(block_index=index, payload=action)))
-
-
-class Shown:
-    """What an open play, of either client, shows of its player."""
-
-    _player: Player
-
-    @property
-    def host_id(self) -> str:
-        """Engine host that plays the session now."""
-        return self._player.host_id
-
-    @property
-    def epoch(self) -> int:
-        """Epoch of ownership."""
-        return self._player.epoch
-
-    @property
-    def next_block(self) -> int:
-        """Index of the block the next action is for."""
-        return self._player.next_block
-
-    @property
-    def action_bytes(self) -> int:
-        """Bytes of one action; 0 if the engine takes any size."""
-        return self._player.action_bytes
-
-    @property
-    def moves(self) -> int:
-        """Moves that were followed."""
-        return self._player.moves

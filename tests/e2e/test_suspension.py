@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 from e2e_tools import SEED, Reference, shown, step, until
 
 from worldline.cli.main import main
-from worldline.client import Client
+from worldline.client import AsyncClient, Client
 from worldline.errors import NotFound
 from worldline.fleet import ONE_NODE, Fleet
 from worldline.v1 import admission_service_pb2 as pb
@@ -95,6 +96,25 @@ def test_hosts_tell_how_warm_they_are_and_are_warmed_on_request(
     with pytest.raises(NotFound, match="host-a, host-b"):
         client.prewarm("host-c", "window-rewrite", "tiny")
     client.prewarm("host-b", "window-rewrite", "tiny", 1)
+
+
+def test_an_asyncio_client_does_the_same(warm: Fleet) -> None:
+    async def asked() -> None:
+        async with AsyncClient(warm.target) as client:
+            session = await client.place("window-rewrite", "tiny", SEED, host_id="host-a")
+            suspended = await client.suspend(session.session_id)
+            assert suspended.session.state == SESSION_STATE_SUSPENDED
+            assert suspended.freed_bytes > 0
+            assert (await client.resume(session.session_id)).session.state == SESSION_STATE_LIVE
+            with pytest.raises(NotFound, match="host-a, host-b"):
+                await client.prewarm("host-c", "window-rewrite", "tiny")
+            warmed = await client.prewarm("host-b", "window-rewrite", "tiny", 1)
+            assert warmed.slots >= 1
+            assert {host.registration.host_id for host in await client.hosts()} == {"host-a", "host-b"}
+            with Client(warm.target) as other:
+                other.close_session(session)
+
+    asyncio.run(asked())
 
 
 def test_what_cannot_be_suspended_says_why(warm: Fleet, client: Client, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,7 +11,7 @@ from gateway_fakes import FakeFleet, Trouble, action, unmoved
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from worldline import playing
+from worldline import following, playing
 from worldline.client import AsyncClient, Client, Play, Session
 from worldline.errors import DataLoss, NotFound, SessionLost, TimedOut, WorldlineError, WrongState
 
@@ -29,7 +29,7 @@ SURVIVED: tuple[Trouble, ...] = tuple(each for each in get_args(Trouble) if each
 def _impatient() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(playing, "PAUSE_S", 0.01)
-        patch.setattr(Play, "SILENCE_S", 0.05)
+        patch.setattr(following, "SILENCE_S", 0.05)
         yield
 
 
