@@ -208,6 +208,15 @@ def test_admission_restarts_and_still_knows_the_session(
     still.close()
 
 
+def test_admission_has_what_a_journal_on_postgresql_needs(fleet: Fleet) -> None:
+    """No server is there: the driver in its image has tried."""
+    ask = "postgresql+psycopg://user@127.0.0.1:9/none"
+    command = f"WORLDLINE_LISTEN=127.0.0.1:0 worldline-admission --journal {ask} 2>&1 || echo status $?"
+    said = fleet.compose("exec", "-T", "admission", "sh", "-c", command)
+    assert 'connection to server at \\"127.0.0.1\\", port 9 failed' in said, said
+    assert said.split()[-2:] == ["status", "2"], said
+
+
 def test_containers_are_hardened_and_stop_cleanly(fleet: Fleet) -> None:
     probe = "import os; print(os.getuid(), os.access('/', os.W_OK), os.access('/usr', os.W_OK))"
     for service in SERVICES:
