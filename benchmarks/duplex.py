@@ -20,6 +20,7 @@ from benchmarks.suite import PATIENT_S, Figures, Setup, plan
 from benchmarks.wire import CONGESTION, Bare, in_short, memory, noise, together
 from mover.job import Job
 from mover.memory import Region
+from mover.settings import default_lane_threads
 from mover.transports import TransportConfig, open_transports
 from worldline.errors import DataLoss
 from worldline.plan import Placement
@@ -99,7 +100,7 @@ class End:
         if command["arm"] == "bare":
             return self._bare(what, command)
         terms = Terms(str(uuid.UUID(int=0)), bytes.fromhex(command["token"]), _PLAN.streams, PATIENT_S)
-        job = Job(self._transports, 1)
+        job = Job(self._transports, default_lane_threads())
         job.map(os.dup(self._descriptors[what]), self._size_bytes, writable=what == "receive")
         if what == "receive":
             say({"endpoint": job.listen(_PLAN, terms)})

@@ -28,6 +28,7 @@ from benchmarks.suite import CHUNK_BYTES, PATIENT_S, STREAMS, Figures, Setup, pl
 from benchmarks.wire import CONGESTION, Bare, in_short, memory, noise, together
 from mover.job import Job
 from mover.memory import Region
+from mover.settings import default_lane_threads
 from mover.transports import TransportConfig, open_transports
 from worldline.cli.pictures import require_plots
 from worldline.errors import DataLoss, Internal
@@ -162,7 +163,7 @@ class Receiver:
     def moves(self, placement: Placement, tokens: Sequence[str]) -> None:
         """All as moves, and when their chunks landed."""
         timed = [_Timed(self._transport) for _ in tokens]
-        jobs = [Job({"tcp": each}, 1) for each in timed]
+        jobs = [Job({"tcp": each}, default_lane_threads()) for each in timed]
         endpoints = []
         for number, (job, token) in enumerate(zip(jobs, tokens, strict=True)):
             job.map(os.dup(self._memories[number]), self._size_bytes, writable=True)
@@ -214,7 +215,7 @@ def send(size_bytes: int, number: int, host: str) -> None:
             _bare(region, size_bytes).send(host, int(command["endpoint"]))
             say({"checksums": ""})
             continue
-        job = Job(transports, 1)
+        job = Job(transports, default_lane_threads())
         job.map(os.dup(descriptor), size_bytes, writable=False)
         chosen = plan(Placement[command["arm"]])
         job.connect(chosen, _terms(command["token"], number), command["endpoint"], (), lambda kind, chunk: None)

@@ -19,6 +19,7 @@ from benchmarks.wire import MOVE_ID, memory, noise, together
 from mover.job import Job
 from mover.memory import Region, address_of
 from mover.plane import COPIES
+from mover.settings import default_lane_threads
 from mover.transports import TransportConfig, open_transports
 from worldline.plan import Plan
 from worldline.transport import Terms
@@ -68,7 +69,7 @@ def _copy(source: Region, target: Region, streams: int) -> float:
 def _move(descriptors: Sequence[int], size_bytes: int, plan: Plan, *, verified: bool) -> float:
     transports = open_transports(("local",), TransportConfig())
     terms = Terms(MOVE_ID, os.urandom(32), plan.streams, 30.0)
-    sender, receiver = (Job(transports, 1, verified=verified) for _ in range(2))
+    sender, receiver = (Job(transports, default_lane_threads(), verified=verified) for _ in range(2))
     sender.map(os.dup(descriptors[0]), size_bytes, writable=False)
     receiver.map(os.dup(descriptors[1]), size_bytes, writable=True)
     endpoint = receiver.listen(plan, terms)

@@ -23,6 +23,7 @@ from benchmarks import report
 from benchmarks.report import Row
 from mover.job import Job
 from mover.memory import Region
+from mover.settings import default_lane_threads
 from mover.transports import TransportConfig, open_transports
 from mover.transports.rdma import sysfs, verbs
 from mover.transports.rdma.config import RdmaConfig
@@ -60,7 +61,7 @@ class End:
 
     def job(self, *, verified: bool, writable: bool) -> Job:
         """A job of the mover's data plane over the region."""
-        job = Job(self.transports, 1, verified=verified)
+        job = Job(self.transports, default_lane_threads(), verified=verified)
         job.map(os.dup(self.descriptor), self.size_bytes, writable=writable)
         return job
 

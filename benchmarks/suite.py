@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import TypeAlias
 
 from benchmarks.report import Facts, Row
+from mover.settings import default_streams
 from worldline import engine
 from worldline.plan import Placement, Plan
 
 ENGINE = "window-rewrite"
 PATIENT_S = 60.0
 CHUNK_BYTES = 4 << 20
-STREAMS = 2
+STREAMS = default_streams()  # as admission plans it where both movers have these cores
 
 
 @dataclass(frozen=True, slots=True)

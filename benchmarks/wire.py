@@ -21,7 +21,7 @@ from benchmarks.child import Child, say
 from mover.job import Job
 from mover.memory import Region
 from mover.messages import Outcome
-from mover.settings import default_codec_threads, default_congestion
+from mover.settings import default_codec_threads, default_congestion, default_lane_threads
 from mover.transports import TransportConfig, open_transports
 from worldline.codec.runs import Run
 from worldline.crc import PIECE_BYTES, combine_all, crc32
@@ -201,7 +201,7 @@ class Arms:
         plan = plan or self._plan
         terms = Terms(MOVE_ID, os.urandom(32), plan.streams, 30.0)
         self._receiver.ask({"arm": "job", "verified": verified, "plan": _encoded(plan), "token": terms.token.hex()})
-        job = Job(self._transports, 1, default_codec_threads(), verified=verified)
+        job = Job(self._transports, default_lane_threads(), default_codec_threads(), verified=verified)
         job.map(os.dup(self._descriptor), self._size_bytes, writable=False)
         endpoint = self._receiver.told("endpoint")
         start = time.perf_counter()
@@ -246,7 +246,7 @@ def main(size_bytes: int, host: str) -> None:
                 Bare(region.view, plan.chunks(size_bytes), plan.streams).receive(listener)
             continue
         terms = Terms(MOVE_ID, bytes.fromhex(command["token"]), plan.streams, 30.0)
-        job = Job(transports, 1, default_codec_threads(), verified=command["verified"])
+        job = Job(transports, default_lane_threads(), default_codec_threads(), verified=command["verified"])
         job.map(os.dup(descriptor), size_bytes, writable=True)
         say({"endpoint": job.listen(plan, terms)})
         outcome = job.run(60.0, lambda progress: None)

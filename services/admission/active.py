@@ -20,9 +20,9 @@ from admission.machine import Effect, Event, EventKind, Phase, Transition, effec
 from admission.profile import Profile
 from admission.record import MoveRecord
 from admission.settings import AdmissionSettings
+from admission.stopwatch import Stopwatch
 from worldline import telemetry, wire
 from worldline.errors import WorldlineError, WrongState
-from worldline.move import StageTimes
 from worldline.v1 import mover_service_pb2 as mover_pb
 
 _FIRST_BACK_OFF_S, _LONGEST_BACK_OFF_S = 0.05, 1.0
@@ -75,12 +75,9 @@ class ActiveMove:
         self._stopped = False
         self._unwritten = 0
         self._back_off_s = _FIRST_BACK_OFF_S
-        self._frozen_at_s: float | None = None
         self._coded: CodedMove | None = None
-        self._own_since_s = time.monotonic()
-        self._own_s = record.stages.admission_s
+        self._stopwatch = Stopwatch(record.stages)
         self._untold: list[tuple[MoveRecord, Transition]] = []
-        self._asked: tuple[Phase, float] | None = None
         self._cancel_stall: Callable[[], None] = _nothing
         self._cancel_deadline: Callable[[], None] = _nothing
         self._cancel_quiet: Callable[[], None] = _nothing
@@ -186,15 +183,14 @@ class ActiveMove:
         self._hold(_HOLD_BEFORE_ASK.get(effect))
         # Nothing is asked any more by a process that was stopped for so long that another may lead.
         self._means.journal.tenure.require()
-        self._count_own()
+        self._stopwatch.wait()
         try:
             return self._carry() if effect is Effect.MOVE else self._ask_host(effect)
         finally:
-            self._own_since_s = time.monotonic()
+            self._stopwatch.work()
 
     def _ask_host(self, effect: Effect) -> Answer:
-        if self._asked is None:
-            self._asked = (self.record.phase, time.monotonic())
+        if self._stopwatch.ask():
             stall_s = self._means.settings.stall_s + self._means.effects.expected_s(effect, self.record)
             self._cancel_stall = self._means.alarm.after(stall_s, self._stall)
         with telemetry.span(_SPANS[effect]):
@@ -218,8 +214,7 @@ class ActiveMove:
         frozen = message.stage in _FROZEN_STAGES
         if plan is None:
             return
-        if frozen and self._frozen_at_s is None:
-            self._frozen_at_s = time.monotonic()
+        if frozen and self._stopwatch.freeze():
             self._cancel_deadline = self._means.alarm.after(plan.deadline_s, self._deadline)
         quiet_s = 2 * plan.no_progress_s if frozen else settings.reserve_timeout_s
         if message.stage == "freeze":
@@ -282,7 +277,7 @@ class ActiveMove:
             grant=answer.grant or before.grant,
             source_receipt=answer.source_receipt or before.source_receipt,
             destination_receipt=answer.destination_receipt or before.destination_receipt,
-            stages=self._timed(answer.event.kind),
+            stages=self._stopwatch.after(answer.event.kind, before.stages),
             transitions=(*before.transitions, line),
             stage=state.phase.name.lower(),
             stalled=False,
@@ -294,7 +289,7 @@ class ActiveMove:
         if state.phase is not Phase.OPEN:
             self._cancel_deadline()
         self._cancel_stall()
-        self._asked = None
+        self._stopwatch.answered()
         self._back_off_s = _FIRST_BACK_OFF_S
         self.record = record
         self._untold.append((record, line))
@@ -346,25 +341,6 @@ class ActiveMove:
             self._coded,
         )
 
-    def _timed(self, kind: EventKind) -> StageTimes:
-        """The stage times after an answer."""
-        self._count_own()
-        now_s, stages, own_s = time.monotonic(), self.record.stages, self._own_s
-        asked_s = now_s - self._asked[1] if self._asked else 0.0
-        if kind in (EventKind.GRANTED, EventKind.RESUMED):
-            return replace(stages, admission_s=own_s, release_s=asked_s)
-        if kind in (EventKind.COMMITTED, EventKind.COMMIT_REFUSED):
-            return replace(stages, admission_s=own_s, commit_s=asked_s)
-        if kind is EventKind.ACTIVATED and self._frozen_at_s is not None:
-            frozen_before_s = max(0.0, stages.freeze_s - stages.boundary_s)
-            return replace(stages, admission_s=own_s, downtime_s=now_s - self._frozen_at_s + frozen_before_s)
-        return replace(stages, admission_s=own_s)
-
-    def _count_own(self) -> None:
-        """Count what admission itself has spent since it was last counted."""
-        now_s = time.monotonic()
-        self._own_s, self._own_since_s = self._own_s + now_s - self._own_since_s, now_s
-
     def _hold(self, name: str | None) -> None:
         seconds = self._holds.take(name) if name else 0.0
         if not seconds:
@@ -373,7 +349,7 @@ class ActiveMove:
         self._show(stage=f"hold:{name}")
         with self._changed:
             self._changed.wait_for(lambda: bool(self._mailbox) or self._stopped, seconds)
-            self._own_since_s = time.monotonic()
+            self._stopwatch.work()
             if self._stopped:
                 raise Interrupted
 
@@ -381,7 +357,7 @@ class ActiveMove:
         self._tell()
         with self._changed:
             self._changed.wait_for(lambda: self._stopped or (or_news and bool(self._mailbox)), self._back_off_s)
-            self._own_since_s = time.monotonic()
+            self._stopwatch.work()
         self._back_off_s = min(2 * self._back_off_s, _LONGEST_BACK_OFF_S)
 
     def _show(self, **progress: object) -> None:

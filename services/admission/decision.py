@@ -13,7 +13,7 @@ from admission.facts import SessionFacts
 from admission.fleet import Fleet, Host, Mover
 from admission.journal import Journal
 from admission.journal_rows import SessionRow
-from admission.offers import RAW, Pins, chunk_bytes_for, paths_between, pins_for
+from admission.offers import RAW, Pins, chunk_bytes_for, paths_between, pins_for, streams_for
 from admission.profile import Profile
 from admission.record import MoveRecord
 from admission.rules import Checksum, Choice, Mode, Offers, Peer, Question, choose
@@ -201,7 +201,7 @@ class Decider:
             silent_grace_s=settings.silent_grace_s,
             heartbeat_s=settings.heartbeat_s,
             chunk_bytes=chunk_bytes_for(paths[0], pins, settings.large_chunk_bytes) if large else settings.chunk_bytes,
-            streams=settings.streams,
+            streams=settings.streams or streams_for(known, large=large),
             offers=Offers(paths=paths, tail=True),
             source_crc=_checksum(movers[0]),
             destination_crc=_checksum(to_mover),

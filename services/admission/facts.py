@@ -13,7 +13,7 @@ from worldline.errors import BadRequest
 from worldline.made import Made, faults_of
 from worldline.manifest import Descriptor, Fingerprint
 from worldline.move import require_id
-from worldline.plan import DEVICE_CODECS, Placement
+from worldline.plan import DEVICE_CODECS, MAX_STREAMS, Placement
 from worldline.v1 import admission_service_pb2 as pb
 from worldline.v1 import engine_host_service_pb2 as host_pb
 from worldline.wire import address_from, descriptor_from, fingerprint_from, made_from
@@ -86,7 +86,8 @@ class SessionFacts:
 
 @dataclass(frozen=True)
 class HostFacts:
-    """What an engine host registered; `instance_id` tells processes apart, empty if it did not tell.
+    """What an engine host registered; `instance_id` tells processes apart, `state_id` the directories that keep their
+    incarnations; each is empty if the host did not tell.
 
     `device_id` is empty for memory that movers map; `peers`: what its self-test says of each device that it sees;
     `codecs`: those of its device.
@@ -104,12 +105,13 @@ class HostFacts:
     device_id: str = ""
     peers: Mapping[str, str] = field(default_factory=dict)
     codecs: frozenset[str] = frozenset()
+    state_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class MoverFacts:
-    """What a mover registered; `max_receives`, the seconds of a retransmit freeze on rdma the bytes/s and threads of
-    its verification lane and the threads of its codec are 0 where it did not tell.
+    """What a mover registered; `max_receives`, the seconds of a retransmit freeze on rdma, the bytes/s and threads of
+    its verification lane, the threads of its codec and the streams that suit it are 0 where it did not tell.
     """
 
     mover_id: str
@@ -122,6 +124,7 @@ class MoverFacts:
     placements: frozenset[Placement] = frozenset({Placement.PIPELINED})
     codecs: frozenset[str] = frozenset({"raw"})
     codec_threads: int = 0
+    streams: int = 0
 
 
 def session_from(message: host_pb.SessionInfo) -> SessionFacts:
@@ -190,9 +193,10 @@ def host_from(message: pb.EngineHostRegistration) -> HostFacts:
     if message.incarnation < 1:
         raise BadRequest("incarnation 0 is none", violations={"registration.incarnation": "1 or more is needed"})
     _require_number(message.incarnation, "registration.incarnation")
-    if not re.fullmatch("[0-9a-f]{32}|", message.instance_id):
-        what = "32 lower-case hex digits, or nothing"
-        raise BadRequest("the instance id was refused", violations={"registration.instance_id": what})
+    for name in ("instance_id", "state_id"):
+        if not re.fullmatch("[0-9a-f]{32}|", getattr(message, name)):
+            what = "32 lower-case hex digits, or nothing"
+            raise BadRequest(f"registration.{name} was refused", violations={f"registration.{name}": what})
     if len(message.engines) > MAX_ENGINES or any(not 0 < len(name) <= 257 for name in message.engines):
         what = f'at most {MAX_ENGINES} of "engine/preset"'
         raise BadRequest("the engines were refused", violations={"registration.engines": what})
@@ -209,6 +213,7 @@ def host_from(message: pb.EngineHostRegistration) -> HostFacts:
         _text(message.device_id, "registration.device_id"),
         _peers_from(message.peers),
         frozenset(message.codecs) & frozenset(DEVICE_CODECS),
+        message.state_id,
     )
 
 
@@ -248,6 +253,7 @@ def mover_from(message: pb.MoverRegistration) -> MoverFacts:
         placements or frozenset({Placement.PIPELINED}),
         frozenset(message.codecs) | {"raw"},
         message.codec_threads,
+        min(message.streams, MAX_STREAMS),
     )
 
 

@@ -63,10 +63,15 @@ class Mover:
 class Fleet:
     """Registrations and heartbeats, and the sessions they report."""
 
-    def __init__(self, journal: Journal, forget_s: float, clock: Callable[[], float] = time.monotonic) -> None:
-        """`forget_s`: seconds of silence after which a host without sessions is forgotten."""
+    def __init__(
+        self, journal: Journal, forget_s: float, silent_s: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """Seconds of silence: after `forget_s` a host without sessions is forgotten, after `silent_s` another state
+        directory may have its id.
+        """
         self._journal = journal
         self._forget_s = forget_s
+        self._silent_s = silent_s
         self._clock = clock
         self._began_s = clock()
         self._lock = threading.RLock()
@@ -87,7 +92,8 @@ class Fleet:
 
         Raises:
             BadRequest: a field is wrong. StaleFence: the incarnation is older than one seen, or was fenced.
-            Owned: HOST_ID_TAKEN, another process is this incarnation. Exhausted: the fleet is full.
+            Owned: HOST_ID_TAKEN, another process is this incarnation; HOST_ID_SERVED, a host that was heard of lately
+            has this id, from another state directory. Exhausted: the fleet is full.
         """
         facts = host_from(request.registration)
         sessions = status_from(request.status)
@@ -98,6 +104,7 @@ class Fleet:
             else:
                 self._require_current(known, facts.incarnation)
                 self._require_same_process(known, facts.incarnation, facts.instance_id, facts.cluster_address)
+                self._require_same_state(known, facts)
             lost = self._journal.register_host(
                 facts.host_id, facts.incarnation, request.registration.SerializeToString()
             )
@@ -113,9 +120,7 @@ class Fleet:
         """
         now_s = self._clock()
         silent = [
-            host
-            for host in self._hosts.values()
-            if not host.fenced and now_s - max(host.heard_at_s, self._began_s) > self._forget_s
+            host for host in self._hosts.values() if not host.fenced and self._unheard_s(host, now_s) > self._forget_s
         ]
         forgotten = self._journal.forget_hosts([host.host_id for host in silent]) if silent else []
         for host_id in forgotten:
@@ -209,6 +214,34 @@ class Fleet:
             numbers={"incarnation": incarnation, "registered": known.facts.cluster_address, "refused": address},
             resource=("engine_host", known.host_id),
         )
+
+    def _require_same_state(self, known: Host, facts: HostFacts) -> None:
+        # A number from a directory that never knew of the other's says nothing about whether the other has ended.
+        if facts.state_id == known.facts.state_id or known.fenced:
+            return
+        left_s = self._silent_s - self._unheard_s(known, self._clock())
+        if left_s < 0:
+            return
+        raise Owned(
+            f"host {known.host_id} is served at {known.facts.cluster_address} from another state directory than the "
+            f"one at {facts.cluster_address}, so incarnation {facts.incarnation} is no restart of it: give each host "
+            f"its own id; to replace that one, stop it and wait {self._silent_s:g} s, or fence its incarnation "
+            f"{known.facts.incarnation}",
+            reason="HOST_ID_SERVED",
+            numbers={
+                "incarnation": facts.incarnation,
+                "refused": facts.cluster_address,
+                "registered_incarnation": known.facts.incarnation,
+                "registered": known.facts.cluster_address,
+                "silent_s": self._silent_s,
+            },
+            resource=("engine_host", known.host_id),
+            retry_after_s=left_s,
+        )
+
+    def _unheard_s(self, host: Host, now_s: float) -> float:
+        """Seconds in which this process listened and the host said nothing."""
+        return now_s - max(host.heard_at_s, self._began_s)
 
     def fence_host(self, host_id: str, incarnation: int, reason: str) -> list[str]:
         """An operator's word that an incarnation is dead. Returns the sessions lost with it.

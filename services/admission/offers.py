@@ -40,6 +40,8 @@ class Pins:
 # Copies in memory and links between GPUs carry this in milliseconds: with smaller chunks, what is done for each of them
 # (a wake-up, a call) shows.
 COPIED_CHUNK_BYTES = 32 << 20
+# Of a move whose movers do not say what suits them, or of a small state.
+FEW_STREAMS = 2
 
 
 def pins_for(source: HostFacts, destination: HostFacts, pins: Pins) -> Pins:
@@ -67,6 +69,12 @@ def chunk_bytes_for(path: Path, pins: Pins, chunk_bytes: int) -> int:
     staged = is_staged(path.transport, placement, name, pins.staged_because)
     copied = path.transport == "local" and name == RAW and not staged
     return max(chunk_bytes, COPIED_CHUNK_BYTES) if copied else chunk_bytes
+
+
+def streams_for(movers: tuple[MoverFacts, ...], *, large: bool) -> int:
+    """Parallel streams of a move between these movers; a small state is over before more than a few pay."""
+    told = [mover.streams for mover in movers if mover.streams] if large else []
+    return min(told) if told and len(told) == len(movers) else FEW_STREAMS
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from admission.coordinator import Coordinator
 from admission.estimators import BANDWIDTH_SAMPLE_BYTES, PathKey, parts_of
 from admission.fleet import Fleet, Mover
 from admission.journal import Journal
+from admission.offers import streams_for
 from admission.profile import Profile
 from admission.settings import AdmissionSettings
 from worldline import rpc, telemetry, wire
@@ -104,7 +105,7 @@ class Prober:
         plan = Plan(
             transport,
             settings.large_chunk_bytes,
-            settings.streams,
+            settings.streams or streams_for((source.facts, destination.facts), large=True),
             placement,
             _PROBE_S,
             _PROBE_S,

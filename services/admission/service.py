@@ -46,7 +46,7 @@ class Leader:
         self._channels = rpc.Channels(settings)
         self._alarm = Alarm()
         self._feed = Feed(settings.max_watchers)
-        self._fleet = Fleet(journal, settings.forget_s)
+        self._fleet = Fleet(journal, settings.forget_s, settings.silent_s)
         self._upkeep = Upkeep(journal)
         prior = PathEstimate.prior(settings.bandwidth_Bps, settings.setup_s)
         profile = Profile(prior, journal.estimates(), settings.confidence_s)

@@ -92,7 +92,9 @@ class AdmissionSettings(ServiceSettings):
         4 << 20, ge=PAGE_BYTES, le=MAX_CHUNK_BYTES, multiple_of=PAGE_BYTES, description="chunk of large regions, bytes"
     )
     large_region_bytes: int = Field(64 << 20, gt=0, description="regions from this size on are large, bytes")
-    streams: int = Field(2, ge=1, le=MAX_STREAMS, description="parallel streams of a move")
+    streams: int = Field(
+        0, ge=0, le=MAX_STREAMS, description="parallel streams of a move; 0: as many as suit both movers' cores"
+    )
 
     @field_validator("address")
     @classmethod

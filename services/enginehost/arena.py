@@ -20,7 +20,8 @@ from worldline.errors import Exhausted
 from worldline.plan import Chunk
 from worldline.receipt import whole_crc
 
-CRC_THREADS = 2
+# A session stands still meanwhile; half of the cores stay the other sessions', and 8 fill a socket's memory.
+CRC_THREADS = max(2, min(8, len(os.sched_getaffinity(0)) // 2))
 
 
 class Arena:

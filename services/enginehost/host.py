@@ -54,13 +54,15 @@ class Host:
         engines: Mapping[str, Engine],
         incarnation: int,
         device: Device | None = None,
+        state_id: str = "",
     ) -> None:
-        """Serves on the CPU if no device is given."""
+        """Serves on the CPU if no device is given. `state_id`: of the directory that keeps the incarnation."""
         self.settings = settings
         self.device = device or Cpu()
         self.host_id = settings.host_id
         self.incarnation = incarnation
         self.instance_id = uuid.uuid4().hex
+        self.state_id = state_id
         self.engines = dict(engines)
         self.budget = Budget(settings.budget_bytes or self.device.budget_bytes())
         self.warm_slots = WarmSlots(self.device, self.budget)

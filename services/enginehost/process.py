@@ -42,7 +42,7 @@ def serve(settings: EngineHostSettings) -> None:
     device = _device(settings.device)
     served = _engines(settings.engines, device)
     incarnation = Incarnation(settings.state_dir, settings.host_id)
-    host = Host(settings, served, incarnation.number, device)
+    host = Host(settings, served, incarnation.number, device, incarnation.state_id)
     channels = rpc.Channels(settings)
     lifecycle = Lifecycle(host)
     server = rpc.Server(settings, [SERVICE])

@@ -113,6 +113,7 @@ class Registration:
                 for device_id, verdict in host.device.peers.items()
             ],
             codecs=[host.device.frames.name] if host.device.frames is not None else [],
+            state_id=host.state_id,
         )
         with rpc.calling("admission"):
             answer = self._stub.RegisterEngineHost(

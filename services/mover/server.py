@@ -270,6 +270,7 @@ class Mover:
             placements=[int(placement) for placement in (*PLACEMENTS, Placement.DEVICE)],  # type: ignore[misc]
             codecs=CODECS,
             codec_threads=self._settings.codec_threads,
+            streams=self._settings.streams,
         )
         self._registration = Registration(self._channels, self._settings.admission, registration, self._beat)
         self._registration.start()

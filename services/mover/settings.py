@@ -14,6 +14,7 @@ from pydantic import Field, field_validator, model_validator
 from mover.messages import PlaneConfig
 from mover.transports import ALWAYS, NAMES, TransportConfig, lack_of
 from mover.transports.rdma.config import DETECT, RdmaConfig
+from worldline.plan import MAX_STREAMS
 from worldline.settings import ID_PATTERN, ServiceSettings, are_addresses
 
 
@@ -26,6 +27,16 @@ def default_congestion() -> str:
         except OSError:
             return ""
     return "cubic"
+
+
+def default_streams() -> int:
+    """A quarter of the cores, 2 to 4: on 16 cores 4 carried twice what 2 did, 8 no more once both ends check."""
+    return max(2, min(4, len(os.sched_getaffinity(0)) // 4))
+
+
+def default_lane_threads() -> int:
+    """One for two streams: one thread checks about what two streams carry."""
+    return default_streams() // 2
 
 
 def default_codec_threads() -> int:
@@ -96,7 +107,18 @@ class MoverSettings(ServiceSettings):
     pace_Bps: int = Field(
         0, ge=0, lt=1 << 48, description="bytes/s that one move sends over tcp at most; 0: as many as the link takes"
     )
-    lane_threads: int = Field(1, ge=1, le=16, description="threads that verify one move's chunks as they land")
+    streams: int = Field(
+        default_factory=default_streams,
+        ge=1,
+        le=MAX_STREAMS,
+        description="parallel streams that suit this node for a large move; a quarter of its cores, 2 to 4, if not given",
+    )
+    lane_threads: int = Field(
+        default_factory=default_lane_threads,
+        ge=1,
+        le=16,
+        description="threads that verify one move's chunks as they land; one for two streams if not given",
+    )
     codec_threads: int = Field(
         default_factory=default_codec_threads,
         ge=1,

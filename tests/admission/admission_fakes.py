@@ -86,6 +86,7 @@ class FakeHost(host_grpc.EngineHostServiceServicer):
         self.fingerprint = FINGERPRINT
         self.draining = False
         self.instance_id = uuid.uuid4().hex
+        self.state_id = uuid.uuid5(uuid.NAMESPACE_OID, host_id).hex
         self.closed: set[str] = set()
         self.odd_states: list[int] = []
         self.asked: list[str] = []
@@ -134,6 +135,7 @@ class FakeHost(host_grpc.EngineHostServiceServicer):
             engines=self.presets,
             budget_bytes=1 << 30,
             instance_id=self.instance_id,
+            state_id=self.state_id,
         )
 
     # --- verbs

@@ -117,6 +117,82 @@ def test_the_next_incarnation_may_be_any_process(cluster: Cluster, twin: FakeHos
     assert isinstance(refusal(lambda: cluster.beat(cluster.a)), errors.StaleFence)
 
 
+# --- two hosts of one id, from two state directories
+
+
+OTHER = "e" * 32
+
+
+@pytest.mark.parametrize("state_id", [OTHER, ""])
+def test_a_higher_incarnation_of_another_directory_is_no_restart(
+    cluster: Cluster, twin: FakeHost, state_id: str
+) -> None:
+    cluster.with_session()
+    twin.incarnation, twin.state_id = 7, state_id
+    for _ in range(2):
+        served = refusal(lambda: cluster.stub.RegisterEngineHost(join(twin)))
+        assert isinstance(served, errors.Owned)
+        assert served.reason == "HOST_ID_SERVED"
+        assert served.retry_after_s is not None
+        assert 0 < served.retry_after_s <= cluster.settings.silent_s
+        assert twin.address in served.message
+        assert cluster.a.address in served.message
+        # Its heartbeats change nothing either, and the first plays and moves on.
+        assert cluster.beat(twin).unknown
+        assert not cluster.beat(cluster.a).unknown
+        # Which directory it was is journaled: the twin is not quicker than the first after a restart.
+        hosts = dict(cluster.hosts)
+        cluster.stop_admission()
+        cluster.hosts.clear()
+        cluster.start()
+        cluster.hosts.update(hosts)
+        assert refusal(lambda: cluster.stub.RegisterEngineHost(join(twin))).reason == "HOST_ID_SERVED"
+        cluster.register()
+    cluster.reach(cluster.move().move_id, MOVE_STATE_MOVED)
+    assert twin.asked == []
+
+
+def test_another_directory_takes_over_from_a_fenced_host(cluster: Cluster, twin: FakeHost) -> None:
+    cluster.with_session()
+    twin.incarnation, twin.state_id = 7, OTHER
+    assert refusal(lambda: cluster.stub.RegisterEngineHost(join(twin))).reason == "HOST_ID_SERVED"
+    fence = pb.FenceHostRequest(host_id="host-a", incarnation=1, reason="its machine is gone")
+    assert list(cluster.stub.FenceHost(fence).lost_session_ids) == [SESSION]
+    cluster.stub.RegisterEngineHost(join(twin))
+    assert not cluster.beat(twin).unknown
+    assert isinstance(refusal(lambda: cluster.beat(cluster.a)), errors.StaleFence)
+    # From now on the first is the one that comes from another directory, whatever its number.
+    cluster.a.incarnation = 8
+    assert refusal(lambda: cluster.stub.RegisterEngineHost(join(cluster.a))).reason == "HOST_ID_SERVED"
+
+
+def test_another_directory_takes_over_from_a_silent_host(journal: Journal, twin: FakeHost) -> None:
+    now_s = [1000.0]
+    fleet = Fleet(journal, 60.0, 30.0, lambda: now_s[0])
+    twin.hold_session(SESSION)
+    fleet.register_host(join(twin))
+    now_s[0] += 10.0
+    beat = pb.HeartbeatEngineHostRequest(
+        host_id="host-a", incarnation=1, status=twin.status(), instance_id=twin.instance_id
+    )
+    assert fleet.heartbeat_host(beat) == (False, False)
+    moved_in = registration(twin, "host-a", incarnation=2, state_id=OTHER, instance_id="b" * 32)
+    now_s[0] += 30.0
+    with pytest.raises(errors.Owned) as caught:
+        fleet.register_host(moved_in)
+    assert caught.value.retry_after_s == 0.0
+    # Nobody was heard while no admission listened: a restart begins the time anew.
+    fleet = Fleet(journal, 60.0, 30.0, lambda: now_s[0])
+    now_s[0] += 29.0
+    with pytest.raises(errors.Owned) as caught:
+        fleet.register_host(moved_in)
+    assert caught.value.retry_after_s == 1.0
+    assert fleet.host("host-a").facts.incarnation == 1
+    now_s[0] += 1.5
+    assert fleet.register_host(moved_in)[1] == [SESSION]
+    assert fleet.host("host-a").facts.incarnation == 2
+
+
 # --- a session that is closed during its move
 
 
@@ -342,7 +418,7 @@ def registration(host: FakeHost, host_id: str, **changes: object) -> pb.Register
 
 def test_silent_hosts_without_sessions_are_forgotten(journal: Journal, twin: FakeHost) -> None:
     now_s = [1000.0]
-    fleet = Fleet(journal, 60.0, lambda: now_s[0])
+    fleet = Fleet(journal, 60.0, 30.0, lambda: now_s[0])
     twin.hold_session(SESSION)
     fleet.register_host(join(twin))
     fleet.register_host(registration(twin, "pod-1"))
@@ -354,7 +430,7 @@ def test_silent_hosts_without_sessions_are_forgotten(journal: Journal, twin: Fak
     assert [host.host_id for host in fleet.hosts()] == ["host-a", "pod-2", "pod-3"]
     assert sorted(row.host_id for row in journal.hosts()) == ["host-a", "pod-2", "pod-3"]
     # After a restart everybody has the whole time to come back.
-    fleet = Fleet(journal, 60.0, lambda: now_s[0])
+    fleet = Fleet(journal, 60.0, 30.0, lambda: now_s[0])
     now_s[0] += 59.0
     fleet.register_host(registration(twin, "pod-4"))
     assert len(fleet.hosts()) == 4
@@ -369,7 +445,7 @@ def test_a_host_of_an_open_move_is_not_forgotten(cluster: Cluster) -> None:
 
 def test_a_full_fleet_says_so(journal: Journal, twin: FakeHost, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fleet_module, "MAX_HOSTS", 2)
-    fleet = Fleet(journal, 60.0)
+    fleet = Fleet(journal, 60.0, 30.0)
     for name in ("pod-1", "pod-2"):
         fleet.register_host(registration(twin, name))
     with pytest.raises(errors.Exhausted) as caught:

@@ -434,6 +434,7 @@ HOSTILE = [
     ("RegisterEngineHost", registration(incarnation=1 << 63)),
     ("RegisterEngineHost", registration(instance_id="no hex")),
     ("RegisterEngineHost", registration(instance_id="a" * 33)),
+    ("RegisterEngineHost", registration(state_id="A" * 32)),
     ("HeartbeatEngineHost", session_info(epoch=1 << 63)),
     ("HeartbeatEngineHost", session_info(state_bytes=(1 << 64) - 1)),
     ("RegisterEngineHost", registration(cluster_address="nowhere")),

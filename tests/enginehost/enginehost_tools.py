@@ -128,7 +128,7 @@ class LocalHost:
             regions_dir=directory,
             **{"budget_bytes": 1 << 20, "grace_s": 60.0, **values},
         )
-        self.host = Host(settings, {"toy": self.engine}, 1)
+        self.host = Host(settings, {"toy": self.engine}, 1, state_id="d" * 32)
         self.host.regions.start()
         self.host.scheduler.start()
         self.life = Lifecycle(self.host)

@@ -122,6 +122,7 @@ def test_a_host_registers_and_beats_and_registers_again(local: LocalHost, fake: 
     fake.unknown = True
     until("a second registration", lambda: len(fake.registered) >= 2)
     registration.stop()
+    assert said.state_id == local.host.state_id == "d" * 32
     assert len(said.instance_id) == 32
     assert {beat.instance_id for beat in fake.beats} == {said.instance_id} == {local.host.instance_id}
 

@@ -208,10 +208,36 @@ def test_the_lock_is_held_for_life_and_the_number_rises(tmp_path: Path) -> None:
         assert caught.value.reason == "HOST_IS_RUNNING"
         process.send_signal(signal.SIGKILL)
         process.wait()
+    state_id = (tmp_path / "host.state").read_text().strip()
     for number in (2, 3):
         held = Incarnation(tmp_path, "host")
-        assert held.number == number
+        assert (held.number, held.state_id) == (number, state_id)
         held.close()
+
+
+def test_each_host_of_each_directory_has_an_id_of_its_own(tmp_path: Path) -> None:
+    made = [Incarnation(tmp_path / name, host) for name, host in (("x", "a"), ("x", "b"), ("y", "a"))]
+    ids = {held.state_id for held in made}
+    for held in made:
+        held.close()
+    assert len(ids) == 3
+    # A start that died before the id was in its place leaves no half of it; a number of an older release has none yet.
+    (tmp_path / "old.lock").write_text(f"{4:020}\n")
+    (tmp_path / "old.state-new").write_text("12")
+    held = Incarnation(tmp_path, "old")
+    held.close()
+    assert held.number == 5
+    assert len(held.state_id) == 32
+
+
+@pytest.mark.parametrize("damaged", ["", "12\n", "G" * 32, "a" * 33])
+def test_a_damaged_state_id_is_refused(tmp_path: Path, damaged: str) -> None:
+    (tmp_path / "host.state").write_text(damaged)
+    with pytest.raises(Precondition, match="delete it") as caught:
+        Incarnation(tmp_path, "host")
+    assert caught.value.reason == "BAD_STATE_ID"
+    (tmp_path / "host.state").unlink()
+    Incarnation(tmp_path, "host").close()
 
 
 def test_a_damaged_number_is_refused(tmp_path: Path) -> None:

@@ -763,6 +763,7 @@ class EngineHostRegistration(_message.Message):
     DEVICE_ID_FIELD_NUMBER: _builtins.int
     PEERS_FIELD_NUMBER: _builtins.int
     CODECS_FIELD_NUMBER: _builtins.int
+    STATE_ID_FIELD_NUMBER: _builtins.int
     host_id: _builtins.str
     """Engine host, 1 to 64 of [a-z0-9-]."""
     incarnation: _builtins.int
@@ -779,6 +780,8 @@ class EngineHostRegistration(_message.Message):
     """Random id of this process, 32 hex digits: tells two processes apart that claim to be the same incarnation."""
     device_id: _builtins.str
     """Id of the device that its slots lie on; empty for memory that every process of the node can map."""
+    state_id: _builtins.str
+    """Random id of the directory that keeps its incarnation, 32 hex digits: made once, the same at each start."""
     @_builtins.property
     def fingerprint(self) -> _contract_pb2.Fingerprint:
         """Fingerprint of its device and software."""
@@ -810,10 +813,11 @@ class EngineHostRegistration(_message.Message):
         device_id: _builtins.str = ...,
         peers: _abc.Iterable[Global___PeerAccess] | None = ...,
         codecs: _abc.Iterable[_builtins.str] | None = ...,
+        state_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["fingerprint", b"fingerprint"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["budget_bytes", b"budget_bytes", "cluster_address", b"cluster_address", "codecs", b"codecs", "device_id", b"device_id", "engines", b"engines", "fingerprint", b"fingerprint", "host_id", b"host_id", "incarnation", b"incarnation", "instance_id", b"instance_id", "mover_id", b"mover_id", "peers", b"peers", "public_address", b"public_address"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["budget_bytes", b"budget_bytes", "cluster_address", b"cluster_address", "codecs", b"codecs", "device_id", b"device_id", "engines", b"engines", "fingerprint", b"fingerprint", "host_id", b"host_id", "incarnation", b"incarnation", "instance_id", b"instance_id", "mover_id", b"mover_id", "peers", b"peers", "public_address", b"public_address", "state_id", b"state_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1059,6 +1063,7 @@ class MoverRegistration(_message.Message):
     PLACEMENTS_FIELD_NUMBER: _builtins.int
     CODECS_FIELD_NUMBER: _builtins.int
     CODEC_THREADS_FIELD_NUMBER: _builtins.int
+    STREAMS_FIELD_NUMBER: _builtins.int
     mover_id: _builtins.str
     """Mover, 1 to 64 of [a-z0-9-]."""
     address: _builtins.str
@@ -1073,6 +1078,8 @@ class MoverRegistration(_message.Message):
     """Threads of the verification lane that one move gets; 0: not told."""
     codec_threads: _builtins.int
     """Threads that code, or decode, one move; 0: not told."""
+    streams: _builtins.int
+    """Parallel streams that suit its cores for a large state; 0: not told."""
     @_builtins.property
     def transports(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Transports it truly has."""
@@ -1098,10 +1105,11 @@ class MoverRegistration(_message.Message):
         placements: _abc.Iterable[_state_pb2.VerificationPlacement.ValueType] | None = ...,
         codecs: _abc.Iterable[_builtins.str] | None = ...,
         codec_threads: _builtins.int = ...,
+        streams: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "codec_threads", b"codec_threads", "codecs", b"codecs", "max_receives", b"max_receives", "mover_id", b"mover_id", "placements", b"placements", "retransmit_floor_s", b"retransmit_floor_s", "transports", b"transports", "verify_bytes_per_s", b"verify_bytes_per_s", "verify_threads", b"verify_threads"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "codec_threads", b"codec_threads", "codecs", b"codecs", "max_receives", b"max_receives", "mover_id", b"mover_id", "placements", b"placements", "retransmit_floor_s", b"retransmit_floor_s", "streams", b"streams", "transports", b"transports", "verify_bytes_per_s", b"verify_bytes_per_s", "verify_threads", b"verify_threads"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
