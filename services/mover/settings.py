@@ -111,7 +111,7 @@ class MoverSettings(ServiceSettings):
         default_factory=default_streams,
         ge=1,
         le=MAX_STREAMS,
-        description="parallel streams that suit this node for a large move; a quarter of its cores, 2 to 4, if not given",
+        description="streams of a large move that suit this node; a quarter of its cores, 2 to 4, if not given",
     )
     lane_threads: int = Field(
         default_factory=default_lane_threads,
