@@ -99,14 +99,14 @@ class Play(Shown):
         return self._go(self._following.step(action, connected=self._stream is not None))
 
     def close(self) -> None:
-        """End the stream; the session stays where it is."""
+        """End the stream; the session stays where it is. From any thread: a step that waits raises PLAY_CLOSED."""
         self._following.closed = True
         self._disconnect()
 
     def _disconnect(self) -> None:
-        if self._stream is not None:
-            self._stream.close()
-            self._stream = None
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            stream.close()
 
     def _go(self, course: Course[T]) -> T:
         answer: Answer = None
@@ -129,6 +129,9 @@ class Play(Shown):
         elif isinstance(ask, Open):
             self._disconnect()
             self._stream = _Stream(ask.address, self._client.tls, ask.first)
+            if self._following.closed:
+                # Meanwhile, by another thread, which may not have seen this stream.
+                self._disconnect()
         elif isinstance(ask, Close):
             self._disconnect()
         elif stream is not None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from e2e_tools import QUICK_TIMERS
 
 from worldline.client import Client
 from worldline.fleet import ONE_NODE, TWO_NODES, Fleet
@@ -26,9 +27,9 @@ def _support_on_path() -> Iterator[None]:
         os.environ["PYTHONPATH"] = before
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def fleet(tmp_path_factory: pytest.TempPathFactory, _support_on_path: None) -> Iterator[Fleet]:
-    """Two nodes, tcp between them, faults allowed. Shared by a module: leave it as you found it."""
+    """Two nodes, tcp between them, faults allowed. Shared by all files here: leave it as you found it."""
     with Fleet(tmp_path_factory.mktemp("fleet"), TWO_NODES, fault_injection=True) as running:
         yield running
 
@@ -43,8 +44,7 @@ def one_node(tmp_path_factory: pytest.TempPathFactory, _support_on_path: None) -
 @pytest.fixture
 def own_fleet(tmp_path: Path, _support_on_path: None) -> Iterator[Fleet]:
     """Two nodes for one test, which may kill what it likes."""
-    options = {"admission": {"heartbeat_s": 0.2, "silent_s": 1.0, "stall_s": 1.0, "no_progress_s": 2.0}}
-    with Fleet(tmp_path / "fleet", TWO_NODES, fault_injection=True, options=options) as running:
+    with Fleet(tmp_path / "fleet", TWO_NODES, fault_injection=True, options=QUICK_TIMERS) as running:
         yield running
 
 

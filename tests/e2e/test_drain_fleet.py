@@ -6,7 +6,6 @@ import json
 import sqlite3
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from e2e_tools import SEED, Reference, all_free, owners, shown, step, until
@@ -21,10 +20,11 @@ NODES = tuple(Node(f"mover-{name}", (f"host-{name}",)) for name in "abc")
 BLOCKS = 40
 
 
-@pytest.fixture
-def three_nodes(tmp_path: Path, _support_on_path: None) -> Iterator[Fleet]:
+@pytest.fixture(scope="module")
+def three_nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    """Shared by both tests, which close their sessions and undrain their hosts."""
     options = {"admission": {"heartbeat_s": 0.2, "silent_s": 1.0}}
-    with Fleet(tmp_path / "fleet", NODES, options=options) as running:
+    with Fleet(tmp_path_factory.mktemp("drained"), NODES, options=options) as running:
         yield running
 
 
@@ -85,10 +85,14 @@ def test_a_node_is_drained_while_it_is_played_and_admission_is_killed(three_node
             assert seen == [reference[index] for index in range(BLOCKS)]
         drained = {host.registration.host_id: host.status.draining for host in client.hosts()}
         assert drained == {"host-a": True, "host-b": False, "host-c": False}
-        assert client.place("window-rewrite", "tiny", SEED).host_id != "host-a"
+        placed = client.place("window-rewrite", "tiny", SEED)
+        assert placed.host_id != "host-a"
+        client.close_session(placed)
         for play, session in zip(plays, sessions, strict=True):
             play.close()
             client.close_session(session)
+        client.undrain("host-a")
+        until("all is free", lambda: all_free(client))
 
 
 def test_the_command_drains_and_plans(three_nodes: Fleet, capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,7 +17,7 @@ from google.protobuf.descriptor import FieldDescriptor, MethodDescriptor, Servic
 from google.protobuf.message_factory import GetMessageClass
 
 from worldline.client import Client
-from worldline.fleet import Fleet
+from worldline.fleet import TWO_NODES, Fleet
 from worldline.status import from_rpc
 from worldline.v1 import admission_service_pb2, engine_host_service_pb2, mover_service_pb2
 
@@ -108,6 +108,13 @@ def checked(error: grpc.RpcError, method: str) -> grpc.StatusCode:
 
 def resident_bytes(pid: int) -> int:
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    """One of this file's own: what is sent at random may drain its hosts."""
+    with Fleet(tmp_path_factory.mktemp("hostile"), TWO_NODES, fault_injection=True) as running:
+        yield running
 
 
 @pytest.fixture

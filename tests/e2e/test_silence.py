@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Iterator
 
 import pytest
-from e2e_tools import Reference, await_hold, direct_sessions, hold, shown, step, until
+from e2e_tools import (
+    QUICK_TIMERS,
+    Reference,
+    all_free,
+    all_ready,
+    await_hold,
+    direct_sessions,
+    hold,
+    shown,
+    step,
+    until,
+)
 
 from worldline.client import Client
 from worldline.errors import NotFound
-from worldline.fleet import Fleet
+from worldline.fleet import TWO_NODES, Fleet
 from worldline.v1 import engine_host_service_pb2 as host_pb
 from worldline.v1 import move_pb2
 
@@ -21,47 +33,65 @@ def closed(client: Client, move_id: str) -> move_pb2.Move:
     return client.get_move(move_id)
 
 
+@pytest.fixture(scope="module")
+def _shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    with Fleet(tmp_path_factory.mktemp("silent"), TWO_NODES, fault_injection=True, options=QUICK_TIMERS) as running:
+        yield running
+
+
+@pytest.fixture
+def waking(_shared: Fleet) -> Iterator[Fleet]:
+    """For tests whose silent members all wake, and whose sessions are all closed: it is whole again after each."""
+    yield _shared
+    with Client(_shared.target) as client:
+        until("everybody is back, and holds nothing", lambda: all_ready(client) and all_free(client))
+
+
 @pytest.mark.parametrize("victim", ["mover-b", "host-b"])
-def test_a_silent_destination_before_the_grant_aborts(own_fleet: Fleet, victim: str) -> None:
-    with Client(own_fleet.target) as client:
+def test_a_silent_destination_before_the_grant_aborts(waking: Fleet, victim: str) -> None:
+    with Client(waking.target) as client:
         reference = Reference(client, "host-a")
         session = client.place("window-rewrite", "tiny", 42, host_id="host-a")
         with client.play(session, with_state_crc=True) as play:
             assert shown(step(play)) == reference[0]
             asked = client.request_move(session.session_id, "host-b", faults=[hold("verify", 1.0)])
             await_hold(client, asked.move_id, "verify")
-            own_fleet.signal(victim, signal.SIGSTOP)
+            waking.signal(victim, signal.SIGSTOP)
             # The source plays on although the destination has not dropped its copy yet.
             for index in (1, 2, 3):
                 assert shown(step(play)) == reference[index]
             assert play.host_id == "host-a"
-            own_fleet.signal(victim, signal.SIGCONT)
+            waking.signal(victim, signal.SIGCONT)
             move = closed(client, asked.move_id)
             assert move.state == ABORTED, move
         until(
             "the destination has dropped its copy",
-            lambda: not direct_sessions(own_fleet.members["host-b"].address),
+            lambda: not direct_sessions(waking.members["host-b"].address),
         )
+        reference.close()
+        client.close_session(session)
 
 
-def test_a_destination_silent_after_the_grant_stalls_and_completes_when_it_wakes(own_fleet: Fleet) -> None:
-    with Client(own_fleet.target) as client:
+def test_a_destination_silent_after_the_grant_stalls_and_completes_when_it_wakes(waking: Fleet) -> None:
+    with Client(waking.target) as client:
         reference = Reference(client, "host-a")
         session = client.place("window-rewrite", "tiny", 42, host_id="host-a")
         with client.play(session, with_state_crc=True) as play:
             assert shown(step(play)) == reference[0]
             asked = client.request_move(session.session_id, "host-b", faults=[hold("take", 1.0)])
             await_hold(client, asked.move_id, "take")
-            own_fleet.signal("host-b", signal.SIGSTOP)
+            waking.signal("host-b", signal.SIGSTOP)
             until("the move is stalled", lambda: client.get_move(asked.move_id).stalled)
             assert client.get_move(asked.move_id).state == move_pb2.MOVE_STATE_GRANTED
-            own_fleet.signal("host-b", signal.SIGCONT)
+            waking.signal("host-b", signal.SIGCONT)
             move = closed(client, asked.move_id)
             assert move.state == MOVED, move
             assert not move.stalled
             for index in (1, 2):
                 assert shown(step(play)) == reference[index]
             assert play.host_id == "host-b"
+        reference.close()
+        client.close_session(session)
 
 
 @pytest.mark.slow
@@ -90,23 +120,25 @@ def test_a_silent_destination_that_is_fenced_gives_the_session_back(own_fleet: F
 
 
 @pytest.mark.slow
-def test_a_silent_source_that_wakes_too_late_plays_on_and_the_copy_is_dropped(own_fleet: Fleet) -> None:
-    with Client(own_fleet.target) as client:
+def test_a_silent_source_that_wakes_too_late_plays_on_and_the_copy_is_dropped(waking: Fleet) -> None:
+    with Client(waking.target) as client:
         reference = Reference(client, "host-b")
         session = client.place("window-rewrite", "tiny", 42, host_id="host-a")
         with client.play(session, with_state_crc=True) as play:
             assert shown(step(play)) == reference[0]
             asked = client.request_move(session.session_id, "host-b", faults=[hold("release", 1.0)])
             await_hold(client, asked.move_id, "release")
-            own_fleet.signal("host-a", signal.SIGSTOP)
+            waking.signal("host-a", signal.SIGSTOP)
             until("the move is stalled", lambda: client.get_move(asked.move_id).stalled)
-            own_fleet.signal("host-a", signal.SIGCONT)
+            waking.signal("host-a", signal.SIGCONT)
             move = closed(client, asked.move_id)
             # It woke inside its freeze and gave, or after it and had resumed: one owner either way.
             assert move.state in (MOVED, ABORTED), move
             for index in (1, 2):
                 assert shown(step(play)) == reference[index]
             assert play.host_id == ("host-b" if move.state == MOVED else "host-a")
+        reference.close()
+        client.close_session(session)
 
 
 @pytest.mark.slow

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import get_args
 
 import pytest
@@ -109,6 +111,21 @@ def test_a_step_that_timed_out_is_made_again(fleet: FakeFleet, client: Client) -
         play.close()
         with pytest.raises(WrongState, match="closed"):
             steps(play, 1)
+
+
+def test_a_play_is_closed_while_it_waits(fleet: FakeFleet, client: Client) -> None:
+    fleet.begin({1: "silent"})
+    play = client.play(client.place("any", "any", 1), patience_s=86_400)
+    assert steps(play, 1) == unmoved(1)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(steps, play, 1)
+        pause = threading.Event()
+        while fleet.script:
+            pause.wait(0.005)
+        play.close()
+        with pytest.raises(WrongState, match="closed"):
+            waiting.result(20)
+    play.close()
 
 
 def test_a_step_that_timed_out_is_made_again_with_asyncio(fleet: FakeFleet) -> None:

@@ -38,6 +38,8 @@ def shown(block: Block) -> tuple[int, bytes, int | None]:
 
 
 SEED = 42
+# Of a fleet whose members are stopped and killed: silence and stalls are noticed soon.
+QUICK_TIMERS = {"admission": {"heartbeat_s": 0.2, "silent_s": 1.0, "stall_s": 1.0, "no_progress_s": 2.0}}
 
 
 class Reference:
@@ -81,6 +83,11 @@ def direct_sessions(address: str) -> list[host_pb.SessionInfo]:
     with rpc.channel(address) as channel:
         answer = EngineHostServiceStub(channel).ListSessions(host_pb.ListSessionsRequest(), timeout=10)
     return list(answer.sessions)
+
+
+def all_ready(client: Client) -> bool:
+    """Whether admission takes every engine host for a destination."""
+    return all(host.ready for host in client.hosts())
 
 
 def all_free(client: Client) -> bool:

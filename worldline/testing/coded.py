@@ -19,8 +19,9 @@ from worldline.crc import crc32
 from worldline.errors import BadRequest, TimedOut, Unavailable, WorldlineError
 from worldline.move import Fault, FaultKind
 from worldline.plan import Chunk
+from worldline.testing.carrying import PATIENT_S, Carried, receive_round
 from worldline.testing.faults import Injector
-from worldline.testing.transports import PATIENT_S, Carried, TransportConformance, receive_round
+from worldline.testing.transports import TransportConformance
 from worldline.transport import CodedReceiveLink, CodedSendLink, Piece, ReceiveLink, SendLink
 
 
