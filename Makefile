@@ -39,14 +39,20 @@ test-postgres: $(READY)
 # On this machine's GPUs, without a network: CUDA_PYTHON is one with torch for CUDA and what tests/cuda/constraints.txt names.
 CUDA_PYTHON ?= $(abspath $(BIN))/python
 
+# Engines are found by the names of their entry points: where the package is not installed, these are written here.
+ENTRY_POINTS = cd $(CURDIR) && $(CUDA_PYTHON) -c 'import setuptools; setuptools.setup()' -q egg_info
+
 test-cuda:
+	$(ENTRY_POINTS)
 	PYTHONPATH="$(CURDIR):$(CURDIR)/services:$$PYTHONPATH" $(CUDA_PYTHON) -m pytest -m cuda -p no:cacheprovider \
 		--timeout 300 tests/cuda
 
 bench-gpu:
+	$(ENTRY_POINTS)
 	PYTHONPATH="$(CURDIR):$(CURDIR)/services:$$PYTHONPATH" $(CUDA_PYTHON) -m benchmarks.gpu
 
 bench-gpu-staged:
+	$(ENTRY_POINTS)
 	PYTHONPATH="$(CURDIR):$(CURDIR)/services:$$PYTHONPATH" $(CUDA_PYTHON) -m benchmarks.gpu_staged
 
 # On this machine's verbs device, or in an emulated machine that has two (which needs root and Debian's packages).

@@ -33,6 +33,7 @@ from enginehost.staging import Staging
 from worldline import engine
 from worldline.client import Client, Play
 from worldline.codec.parts import carried_bytes
+from worldline.filling import complete
 from worldline.fleet import TWO_NODES, Fleet
 from worldline.v1 import move_pb2
 
@@ -107,7 +108,9 @@ def _on_devices(preset: str, runs: int, last: int) -> tuple[list[Row], Facts]:
                 # The same bytes are not coded alike each time.
                 parts = encode(here, frames, source.arena, size_bytes, first)
                 there.serve()
-                _clocked(whole, lambda: decode(there, others, parts, first, slot, size_bytes), runs)
+                _clocked(
+                    whole, lambda: decode(there, others, complete(size_bytes, parts), first, slot, size_bytes), runs
+                )
                 facts["coded_bytes"] = carried_bytes(parts)
                 facts["coded_ratio"] = round(carried_bytes(parts) / size_bytes, 4)
                 if slot.crc() != source.crc():

@@ -17,8 +17,9 @@ import torch
 
 from enginehost.device import Device, Frames, Memory, Pulled
 from enginehost.staging import Buffer
-from worldline.codec.parts import PLANES, Part, Segment, require_parts, segments
+from worldline.codec.parts import PLANES, Part, Segment, carried_bytes, require_parts, require_planes, segments
 from worldline.errors import Cancelled, DataLoss, Unsupported
+from worldline.filling import Filling, complete
 from worldline.plan import Chunk
 
 # A plane that codes to more than this share of itself goes as it is: decoding would cost more than it saves.
@@ -74,43 +75,65 @@ def _no_wait() -> None:
     """Nothing is under way yet."""
 
 
-def encode(device: Device, frames: Frames, memory: Memory, size_bytes: int, address: int) -> tuple[Part, ...]:
-    """Code the state in `memory` into the buffer at `address`, which is no smaller. Done when it returns."""
+Filled = Callable[[int, Sequence[Part]], None]
+
+
+def encode(
+    device: Device, frames: Frames, memory: Memory, size_bytes: int, address: int, filled: Filled = lambda *_: None
+) -> tuple[Part, ...]:
+    """Code the state in `memory` into the buffer at `address`, which is no smaller. Done when it returns.
+
+    `filled` is told of each segment: the bytes of the buffer that are there, and the parts that came with it.
+    """
     state = memory.tensor()
     parts: list[Part] = []
     at = 0
     with device.aside(), device.crossing() as crossing:
         spaces = _spaces(frames, size_bytes, state.device)
+        told = 0
+
+        def tell(space: _Workspace, until: int) -> None:
+            """The copies of a segment, whose parts end with `until`, are waited for and told of."""
+            nonlocal told
+            space.wait()
+            filled(carried_bytes(parts[:until]), parts[told:until])
+            told = until
+
         for number, segment in enumerate(segments(size_bytes)):
             space = spaces[number % len(spaces)]
             space.wait()
             places = _coded(frames, space, _bytes(state, segment))
             device.settle()
+            before = spaces[(number - 1) % len(spaces)], len(parts)
             for place, crc in zip(places, device.checksums(space.memory.data_ptr(), places), strict=True):
                 # Goes on while the next segment is coded.
                 crossing.copy(_host(address + at, place.size_bytes), space.part(place))
                 parts.append(Part(place.size_bytes, crc))
                 at += place.size_bytes
+            if number:
+                # Its copies began before this segment was coded.
+                tell(*before)
             space.wait = crossing.mark()
+        if parts:
+            tell(space, len(parts))
     return tuple(parts)
 
 
 def decode(
     device: Device,
     frames: Frames,
-    parts: Sequence[Part],
+    source: Filling,
     address: int,
     into: Memory,
     size_bytes: int,
     wanted: Callable[[], bool] = lambda: True,
 ) -> None:
-    """Decode the buffer at `address` into a slot.
+    """Decode the buffer at `address` into a slot, segment by segment as `source` says that they are there.
 
     Raises:
         BadRequest: parts that cannot be of such a state.
         DataLoss: PART_MISMATCH, a part's bytes are not the source's; or what they code is no plane.
     """
-    require_parts(parts, size_bytes)
     state = into.tensor()
     at = 0
     with device.aside(), device.crossing() as crossing:
@@ -120,7 +143,9 @@ def decode(
             """Begin to copy a segment's parts to the device."""
             nonlocal at
             space = spaces[number % len(spaces)]
-            mine = parts[PLANES * number : PLANES * (number + 1)]
+            mine = source.parts(PLANES * number, PLANES * (number + 1))
+            require_planes(mine, cut[number])
+            source.require(at, at + carried_bytes(mine))
             pairs = zip(mine, cut[number].planes, strict=True)
             places = [
                 space.place(plane, part.size_bytes, coded=0 < part.size_bytes < plane_bytes)
@@ -137,10 +162,12 @@ def decode(
             if not wanted():
                 raise Cancelled("the caller has left", reason="CANCELLED")
             space, places = spaces[number % len(spaces)], coming
-            if number + 1 < len(cut):
+            ahead = number + 1 < len(cut) and source.has(PLANES * (number + 2))
+            if ahead:
+                # What is there already is brought while this one is decoded; what is not is not waited for first.
                 coming = bring(number + 1)
             space.wait()
-            mine = parts[PLANES * number : PLANES * (number + 1)]
+            mine = source.parts(PLANES * number, PLANES * (number + 1))
             _require_same(mine, device.checksums(space.memory.data_ptr(), places))
             for plane, (place, plane_bytes) in enumerate(zip(places, segment.planes, strict=True)):
                 whole = space.plane(plane, plane_bytes)
@@ -149,6 +176,8 @@ def decode(
                 elif place.size_bytes < plane_bytes:
                     frames.decode(space.part(place), whole)
                 _bytes(state, segment)[plane::PLANES].copy_(whole)
+            if number + 1 < len(cut) and not ahead:
+                coming = bring(number + 1)
 
 
 def _spaces(frames: Frames, size_bytes: int, on: torch.device) -> list[_Workspace]:
@@ -167,7 +196,8 @@ def _coded(frames: Frames, space: _Workspace, data: torch.Tensor) -> list[Chunk]
     planes = [space.plane(number, size) for number, size in enumerate(sizes)]
     for number, plane in enumerate(planes):
         plane.copy_(data[number::PLANES])
-    some = [bool(plane.numel()) and bool(plane.any()) for plane in planes]
+    # Asked for together: each answer waits for the device.
+    some = torch.stack([plane.any() for plane in planes]).tolist()
     full = [number for number in range(PLANES) if some[number]]
     coded = dict(zip(full, frames.encode([planes[n] for n in full], [space.frame(n) for n in full]), strict=True))
     places = []
@@ -207,12 +237,22 @@ class CodedBuffer:
     parts: tuple[Part, ...]
 
     def pull(
-        self, into: Memory, chunks: Sequence[Chunk], *, flip: Collection[int], wanted: Callable[[], bool]
+        self,
+        into: Memory,
+        chunks: Sequence[Chunk],
+        *,
+        flip: Collection[int],
+        wanted: Callable[[], bool],
+        source: Filling | None = None,
     ) -> Pulled:
-        """See `Attached`. Decodes everything, whatever chunks are asked for."""
+        """See `Attached`. Decodes everything, whatever chunks are asked for; `source` has the parts that come."""
         started_s = time.monotonic()
+        size_bytes = self.buffer.size_bytes
+        if source is None:
+            require_parts(self.parts, size_bytes)
+        source = source or complete(size_bytes, self.parts)
         with self.buffer.using() as address:
-            decode(self.device, self.frames, self.parts, address, into, self.buffer.size_bytes, wanted)
+            decode(self.device, self.frames, source, address, into, size_bytes, wanted)
         with self.device.aside():
             for chunk in chunks:
                 if chunk.index in flip:

@@ -24,6 +24,7 @@ from worldline import pages
 from worldline.buffers import address_of
 from worldline.crc import crc32
 from worldline.errors import BadRequest, Cancelled, Precondition
+from worldline.filling import Filling
 from worldline.plan import Chunk
 
 if TYPE_CHECKING:
@@ -126,14 +127,20 @@ class Mapped:
             pages.populate(address_of(region), size_bytes, writable=False)
 
     def pull(
-        self, into: Memory, chunks: Sequence[Chunk], *, flip: Collection[int], wanted: Callable[[], bool]
+        self,
+        into: Memory,
+        chunks: Sequence[Chunk],
+        *,
+        flip: Collection[int],
+        wanted: Callable[[], bool],
+        source: Filling | None = None,
     ) -> Pulled:
         """See `Attached`."""
         with self._using:
             if self._map is None:
                 raise Cancelled("the source's region is not mapped any more", reason="CANCELLED")
             with memoryview(self._map) as region:
-                return _pull(address_of(region), into, chunks, flip, wanted)
+                return _pull(address_of(region), into, chunks, flip, wanted, source)
 
     def close(self) -> None:
         """See `Attached`."""
@@ -162,14 +169,20 @@ class FromBuffer:
         self._buffer: Buffer | None = buffer
 
     def pull(
-        self, into: Memory, chunks: Sequence[Chunk], *, flip: Collection[int], wanted: Callable[[], bool]
+        self,
+        into: Memory,
+        chunks: Sequence[Chunk],
+        *,
+        flip: Collection[int],
+        wanted: Callable[[], bool],
+        source: Filling | None = None,
     ) -> Pulled:
         """See `Attached`."""
         buffer = self._buffer
         if buffer is None:
             raise Cancelled("nothing is pulled from this buffer any more", reason="CANCELLED")
         with buffer.using() as address:
-            return _pull(address, into, chunks, flip, wanted)
+            return _pull(address, into, chunks, flip, wanted, source)
 
     def close(self) -> None:
         """See `Attached`."""
@@ -177,14 +190,21 @@ class FromBuffer:
 
 
 def _pull(
-    source: int, into: Memory, chunks: Sequence[Chunk], flip: Collection[int], wanted: Callable[[], bool]
+    address: int,
+    into: Memory,
+    chunks: Sequence[Chunk],
+    flip: Collection[int],
+    wanted: Callable[[], bool],
+    source: Filling | None,
 ) -> Pulled:
     started_s = time.monotonic()
     for chunk in chunks:
+        if source is not None:
+            source.require(chunk.offset, chunk.offset + chunk.size_bytes)
         if not wanted():
             raise Cancelled("the caller has left", reason="CANCELLED")
         if not chunk.fill:
-            ctypes.memmove(into.address + chunk.offset, source + chunk.offset, chunk.size_bytes)
+            ctypes.memmove(into.address + chunk.offset, address + chunk.offset, chunk.size_bytes)
     for chunk in chunks:
         if chunk.index in flip:
             into.tensor()[chunk.offset : chunk.offset + 1].bitwise_xor_(1)

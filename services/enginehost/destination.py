@@ -29,6 +29,7 @@ from worldline.errors import (
     Unauthenticated,
     WrongState,
 )
+from worldline.filling import Filling
 from worldline.layout import Layout
 from worldline.manifest import Descriptor, Fingerprint, Manifest
 from worldline.move import Fence
@@ -131,10 +132,12 @@ class Destination:
         wanted: Callable[[], bool],
         timeout_s: float,
         parts: tuple[Part, ...] = (),
+        landing: Filling | None = None,
     ) -> Pulled:
         """Copy chunks (all if `indexes` is empty) from the source's mapped region, and take their CRC-32 in the slot.
 
-        With a codec of the device, `parts` lie in the move's buffer, and all of the state is decoded from them.
+        With a codec of the device, `parts` lie in the move's buffer, and all of the state is decoded from them. With
+        `landing` they, or the bytes as they are, are still on their way; `drop` waits for nothing of them.
 
         Raises:
             DataLoss: PART_MISMATCH.
@@ -163,7 +166,8 @@ class Destination:
             if plan.codec in DEVICE_CODECS:
                 device, buffer = self._host.device, session.staged_through(fence.move_id)
                 attached = CodedBuffer(device, frames_of(device, plan.codec), buffer, parts)
-            pulled = attached.pull(slot.arena, wanted_chunks, flip=flip, wanted=wanted)
+            with session.expecting(fence.move_id, landing):
+                pulled = attached.pull(slot.arena, wanted_chunks, flip=flip, wanted=wanted, source=landing)
             session.pulled.update({chunk.index: crc for chunk, crc in zip(wanted_chunks, pulled.crcs, strict=True)})
             return pulled
 
@@ -328,6 +332,9 @@ class Destination:
     @fenced
     def drop(self, fence: Fence, timeout_s: float) -> State:
         """Drop the staged copy. NOTHING: nothing of it is held any more."""
+        waiting = self._host.sessions.find(fence.session_id)
+        if waiting is not None:
+            waiting.expect_no_more(fence.move_id)
         with self._host.sessions.verb(fence.session_id, timeout_s, create=True) as session:
             with session.cond:
                 before = session.ownership

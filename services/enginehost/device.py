@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 
 from enginehost.charge import Charge
+from worldline.filling import Filling
 from worldline.plan import Chunk
 
 if TYPE_CHECKING:
@@ -88,11 +89,18 @@ class Attached(Protocol):
     """What a slot is pulled from for one move: another host's region, mapped here, or a buffer of this one's."""
 
     def pull(
-        self, into: Memory, chunks: Sequence[Chunk], *, flip: Collection[int], wanted: Callable[[], bool]
+        self,
+        into: Memory,
+        chunks: Sequence[Chunk],
+        *,
+        flip: Collection[int],
+        wanted: Callable[[], bool],
+        source: Filling | None = None,
     ) -> Pulled:
         """Copy chunks (in order of their offsets) to the same place in `into`, and take their CRC-32 there.
 
-        Chunks with a fill were made there: they are not copied, only checksummed.
+        Chunks with a fill were made there: they are not copied, only checksummed. What `source` says is not there yet
+        is waited for; without it, all is.
 
         A bit of each chunk in `flip` is flipped between the two. Raises Cancelled when not `wanted()` any more.
         """

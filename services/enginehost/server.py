@@ -9,7 +9,9 @@ from collections.abc import Iterator
 import grpc
 
 from enginehost.destination import Destination
+from enginehost.device import Pulled
 from enginehost.driving import Driving
+from enginehost.flowing import pulled_as_it_lands, said_of_filling
 from enginehost.host import Host
 from enginehost.info import session_info
 from enginehost.inspection import Inspect, Inspections
@@ -22,6 +24,7 @@ from enginehost.source import Source
 from enginehost.suspension import resume, suspend
 from worldline import wire
 from worldline.errors import BadRequest, NotFound
+from worldline.filling import Filling
 from worldline.instruments.wire import found_to
 from worldline.move import Fence, require_id, require_uuid
 from worldline.rpc import remaining_s
@@ -259,8 +262,14 @@ class EngineHostServicer(EngineHostServiceServicer):
 
     def Checksum(self, request: pb.ChecksumRequest, context: grpc.ServicerContext) -> pb.ChecksumResponse:
         found = self._source.checksum(_fence(request), wire.plan_from(request.plan), _waiting(context))
-        return pb.ChecksumResponse(
-            chunk_crcs=found.chunk_crcs, checksum_s=found.checksum_s, parts=wire.parts_to(found.parts)
+        return pb.ChecksumResponse(chunk_crcs=found.chunk_crcs, checksum_s=found.checksum_s)
+
+    def Fill(self, request: pb.FillRequest, context: grpc.ServicerContext) -> Iterator[pb.FillResponse]:
+        fence, plan = _fence(request), wire.plan_from(request.plan)
+        if not plan.staged:
+            raise BadRequest("only the plan of a staged move has a buffer", violations={"plan.staged": "is needed"})
+        yield from said_of_filling(
+            lambda filled: self._source.checksum(fence, plan, _waiting(context), filled), self._region_bytes(fence)
         )
 
     def Pull(self, request: pb.PullRequest, context: grpc.ServicerContext) -> pb.PullResponse:
@@ -273,7 +282,29 @@ class EngineHostServicer(EngineHostServiceServicer):
             timeout_s=_waiting(context),
             parts=wire.parts_from(request.parts),
         )
-        return pb.PullResponse(chunk_crcs=pulled.crcs, copy_s=pulled.copy_s, verify_s=pulled.verify_s)
+        return _pulled(pulled)
+
+    def PullLanding(
+        self, request_iterator: Iterator[pb.PullLandingRequest], context: grpc.ServicerContext
+    ) -> pb.PullLandingResponse:
+        def pull(request: pb.PullRequest, landing: Filling) -> Pulled:
+            return self._destination.pull(
+                _fence(request),
+                wire.plan_from(request.plan),
+                (),
+                flip=frozenset(request.flip_chunks),
+                wanted=context.is_active,
+                timeout_s=_waiting(context),
+                landing=landing,
+            )
+
+        pulled = pulled_as_it_lands(
+            request_iterator, context, pull, lambda request: self._region_bytes(_fence(request))
+        )
+        return pb.PullLandingResponse(pulled=_pulled(pulled))
+
+    def _region_bytes(self, fence: Fence) -> int:
+        return self._host.sessions.get(fence.session_id).require_copy().slot.layout.region_bytes
 
     def Attest(self, request: pb.AttestRequest, context: grpc.ServicerContext) -> pb.AttestResponse:
         fence = _fence(request)
@@ -313,6 +344,7 @@ _Fenced = (
     | pb.StageRequest
     | pb.FreezeRequest
     | pb.ChecksumRequest
+    | pb.FillRequest
     | pb.PullRequest
     | pb.AttestRequest
     | pb.ReleaseRequest
@@ -339,3 +371,7 @@ def _after(page_token: str) -> str:
         raise BadRequest(
             "page_token is not one that this host gave", violations={"page_token": "not from an answer"}
         ) from None
+
+
+def _pulled(pulled: Pulled) -> pb.PullResponse:
+    return pb.PullResponse(chunk_crcs=pulled.crcs, copy_s=pulled.copy_s, verify_s=pulled.verify_s)

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -23,6 +25,7 @@ from worldline import telemetry
 from worldline.crc import crc32
 from worldline.engine import Engine, EngineSession, Preset, Readout
 from worldline.errors import BadRequest, Internal, Mismatch, NotFound, TimedOut, Unmovable, WrongState
+from worldline.filling import Filling
 from worldline.made import Made
 from worldline.manifest import Descriptor, Fingerprint, Manifest
 from worldline.plan import Plan
@@ -119,6 +122,7 @@ class Session:
         self.attached: Attached | None = None  # the source's region, for the staged copy's move
         self.pulled: dict[int, int] = {}  # CRC-32 of each chunk that was pulled from it, as it lay in the slot
         self.staging: tuple[str, Buffer] | None = None  # the move that its bytes go through host memory for, and where
+        self.landing: tuple[str, Filling] | None = None  # the move whose bytes still land in it, and how far they have
         self.prepared: Loaded | None = None  # what was attested of the staged copy, loaded ahead of its commit
         self.moved: Moved | None = None
         self.stream: Stream | None = None
@@ -212,6 +216,24 @@ class Session:
                 return
             self.staging = None
         staging[1].give_back(unmapped=unmapped)
+
+    @contextmanager
+    def expecting(self, move_id: str, landing: Filling | None) -> Iterator[None]:
+        """Whoever waits inside for bytes of the move that still land is woken by `expect_no_more`."""
+        with self.cond:
+            self.landing = None if landing is None else (move_id, landing)
+        try:
+            yield
+        finally:
+            with self.cond:
+                self.landing = None
+
+    def expect_no_more(self, move_id: str) -> None:
+        """Bytes of this move that have not landed will not."""
+        with self.cond:
+            landing = self.landing
+        if landing is not None and landing[0] == move_id:
+            landing[1].stop()
 
     def in_a_move(self, within_s: float) -> bool:
         """Whether a move has registered that is not over here, and that may still freeze. Holder of `cond`."""

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from enginehost.coded import encode, frames_of
+from enginehost.coded import Filled, encode, frames_of
 from enginehost.device import Span
 from enginehost.host import Host, fenced
 from enginehost.motion import COLD_LEAF_WRITTEN, require_constant
@@ -29,6 +29,8 @@ from worldline.plan import DEVICE_CODECS, Plan
 from worldline.receipt import Receipt, Side
 from worldline.v1 import engine_host_service_pb2 as pb
 
+# Copied between two words on how far a buffer is filled: two milliseconds of the link to the host.
+_FILLED_BYTES = 128 << 20
 _log = telemetry.log("source")
 
 
@@ -182,11 +184,12 @@ class Source:
         return Freeze(manifest, grant, boundary_s, flattened.copied_bytes, flattened.took_s)
 
     @fenced
-    def checksum(self, fence: Fence, plan: Plan, timeout_s: float) -> Checksummed:
+    def checksum(self, fence: Fence, plan: Plan, timeout_s: float, filled: Filled = lambda *_: None) -> Checksummed:
         """CRC-32 of each chunk of the frozen state, taken on the device.
 
-        If the plan is staged, the state is copied to the move's buffer first, coded if the plan says so; the checksums
-        are the device's all the same, so that a copy that goes wrong shows at the destination.
+        If the plan is staged, the state is copied to the move's buffer first, coded if the plan says so, and `filled`
+        is told how far it is; the checksums are the device's all the same, so that a copy that goes wrong shows at the
+        destination.
 
         Raises:
             WrongState: the session is not frozen by this move, or NOT_STAGED.
@@ -198,7 +201,7 @@ class Source:
                 session.ownership.require("checksum", fence, State.FROZEN)
                 slot = session.require_copy().slot
             started_s = time.monotonic()
-            parts = self._fill(session.staged_through(fence.move_id), plan, slot) if plan.staged else ()
+            parts = self._fill(session.staged_through(fence.move_id), plan, slot, filled) if plan.staged else ()
             copied_s = time.monotonic()
             crcs = slot.crcs(plan.chunks(slot.layout.region_bytes)).chunks
             checksum_s = time.monotonic() - copied_s
@@ -212,13 +215,16 @@ class Source:
         )
         return Checksummed(tuple(crcs), checksum_s, parts)
 
-    def _fill(self, buffer: Buffer, plan: Plan, slot: Slot) -> tuple[Part, ...]:
+    def _fill(self, buffer: Buffer, plan: Plan, slot: Slot, filled: Filled) -> tuple[Part, ...]:
         """Copy a frozen state to a buffer. Returns what lies there, if it is coded."""
-        device, size_bytes = self._host.device, slot.layout.region_bytes
+        device, arena, size_bytes = self._host.device, slot.arena, slot.layout.region_bytes
         with buffer.using() as address:
             if plan.codec in DEVICE_CODECS:
-                return encode(device, frames_of(device, plan.codec), slot.arena, size_bytes, address)
-            slot.arena.copy([Span(address, slot.arena.address, size_bytes)])
+                return encode(device, frames_of(device, plan.codec), arena, size_bytes, address, filled)
+            for at in range(0, size_bytes, _FILLED_BYTES):
+                end = min(at + _FILLED_BYTES, size_bytes)
+                arena.copy([Span(address + at, arena.address + at, end - at)])
+                filled(end, ())
             return ()
 
     @fenced

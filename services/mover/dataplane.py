@@ -52,7 +52,14 @@ class _Runner:
         threading.Thread(target=self._run, name=f"job-{number}", daemon=True).start()
 
     def put(self, message: Message, descriptor: int | None) -> None:
-        """Queue a verb; `close` is also acted on at once."""
+        """Queue a verb; `close` is also acted on at once, and words on a run in progress are only that."""
+        fields = Fields(message)
+        if message["verb"] == "filled":
+            self.job.filled(fields.whole("filled_bytes"), last=bool(fields.whole("last")))
+            return
+        if message["verb"] == "expect":
+            self.job.expect(fields.whole("total_bytes"))
+            return
         if message["verb"] == "close":
             self.job.cancel()
         self._verbs.put((message, descriptor))
@@ -94,7 +101,9 @@ class _Runner:
                 [Run(end, width) for end, width in zip(fields.wholes("ends"), fields.wholes("widths"), strict=True)],
             )
         elif verb == "run":
-            return _outcome(self.job.run(fields.real("remaining_s"), self._tick, fields.whole("first_bytes")))
+            flowing, landing = bool(fields.whole("flowing")), bool(fields.whole("landing"))
+            landed = self._landed if landing else None
+            return _outcome(self.job.run(fields.real("remaining_s"), self._tick, flowing=flowing, landed=landed))
         elif verb == "close":
             self.job.close()
         else:
@@ -111,6 +120,9 @@ class _Runner:
                 "faults": progress.faults,
             }
         )
+
+    def _landed(self, landed_bytes: int) -> None:
+        self._pipe.send({"job": self._number, "event": "landed", "landed_bytes": landed_bytes})
 
     def _fired(self, kind: str, chunk: int) -> None:
         self._pipe.send({"job": self._number, "event": "fault", "kind": kind, "chunk": chunk})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import queue
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,6 +14,7 @@ import grpc
 from mover.stop import Stop
 from worldline import rpc, wire
 from worldline.codec.parts import Part
+from worldline.errors import DataLoss, WorldlineError
 from worldline.layout import Layout
 from worldline.manifest import Descriptor, Fingerprint, Manifest
 from worldline.move import Fence, HostRef, RegionRef
@@ -42,6 +45,50 @@ class Pulled:
     crcs: tuple[int, ...]
     copy_s: float
     verify_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Filled:
+    """How far a source's buffer is filled: bytes that are there, coded parts that came with this word, and in the last
+    one the source's checksum of each chunk.
+    """
+
+    filled_bytes: int
+    parts: tuple[Part, ...]
+    crcs: tuple[int, ...]
+    last: bool
+
+
+class Landing:
+    """What a destination is told while its buffer fills; `pulled` waits for the end of its copies."""
+
+    pulled: Callable[[], Pulled]
+
+    def __init__(self, wanted: pb.PullRequest) -> None:
+        self._landed_bytes = 0
+        self._lock = threading.Lock()
+        self._said: queue.SimpleQueue[pb.PullLandingRequest | None] = queue.SimpleQueue()
+        self._said.put(pb.PullLandingRequest(pull=wanted))
+
+    def landed(self, landed_bytes: int) -> None:
+        """So much has landed and was checked, from the buffer's start on. Any thread."""
+        with self._lock:
+            self._landed_bytes = landed_bytes
+            self._said.put(pb.PullLandingRequest(landed_bytes=landed_bytes))
+
+    def parts(self, parts: Sequence[Part]) -> None:
+        """What lands, or landed, is this. Any thread."""
+        with self._lock:
+            self._said.put(pb.PullLandingRequest(landed_bytes=self._landed_bytes, parts=wire.parts_to(parts)))
+
+    def end(self) -> None:
+        """Nothing more will be said."""
+        self._said.put(None)
+
+    def requests(self) -> Iterator[pb.PullLandingRequest]:
+        """All that is said, in order."""
+        while (message := self._said.get()) is not None:
+            yield message
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,11 +152,49 @@ class Host:
         answer = self._call(self._stub.Freeze, request, timeout_s)
         return Frozen(wire.manifest_from(answer.manifest), answer.boundary_s)
 
-    def checksum(self, fence: Fence, plan: Plan, timeout_s: float) -> tuple[tuple[int, ...], tuple[Part, ...]]:
-        """The source's checksum of each chunk, taken on its device, and what its buffer holds if it was coded there."""
+    def checksum(self, fence: Fence, plan: Plan, timeout_s: float) -> tuple[int, ...]:
+        """The source's checksum of each chunk, taken on its device."""
         request = pb.ChecksumRequest(fence=wire.fence_to(fence), plan=wire.plan_to(plan))
-        answer = self._call(self._stub.Checksum, request, timeout_s)
-        return tuple(answer.chunk_crcs), wire.parts_from(answer.parts)
+        return tuple(self._call(self._stub.Checksum, request, timeout_s).chunk_crcs)
+
+    def fill(self, fence: Fence, plan: Plan, timeout_s: float) -> Iterator[Filled]:
+        """Have the source copy its state to the move's buffer: how far it is, last with its checksum of each chunk.
+
+        Raises:
+            DataLoss: it ended before it had said all.
+        """
+        call = self._stub.Fill(pb.FillRequest(fence=wire.fence_to(fence), plan=wire.plan_to(plan)), timeout=timeout_s)
+        last = False
+        with self._stop.waking(call.cancel), rpc.calling(self._name):
+            for message in call:
+                last = message.last
+                parts, crcs = wire.parts_from(message.parts), tuple(message.chunk_crcs)
+                yield Filled(message.filled_bytes, parts, crcs, last)
+        if not last:
+            raise DataLoss(f"{self._name} ended before it had filled the move's buffer", reason="BUFFER_NOT_FILLED")
+
+    @contextmanager
+    def pulling_landing(
+        self, fence: Fence, plan: Plan, flip_chunks: Sequence[int], timeout_s: float
+    ) -> Iterator[Landing]:
+        """Have the destination copy all chunks from its buffer into its slot while they land there."""
+        landing = Landing(pb.PullRequest(fence=wire.fence_to(fence), plan=wire.plan_to(plan), flip_chunks=flip_chunks))
+        call = self._stub.PullLanding.future(landing.requests(), timeout=timeout_s)
+
+        def pulled() -> Pulled:
+            landing.end()
+            with rpc.calling(self._name):
+                return _pulled(call.result().pulled)
+
+        landing.pulled = pulled
+        # What goes wrong there before all has landed ends the move now, not when somebody asks.
+        call.add_done_callback(lambda over: self._ended(over))
+        try:
+            with self._stop.waking(call.cancel):
+                yield landing
+        finally:
+            landing.end()
+            call.cancel()  # type: ignore[no-untyped-call]
 
     @contextmanager
     def pulling(
@@ -139,7 +224,7 @@ class Host:
         def pulled() -> Pulled:
             with rpc.calling(self._name):
                 answer = call.result()
-            return Pulled(tuple(answer.chunk_crcs), answer.copy_s, answer.verify_s)
+            return _pulled(answer)
 
         with self._stop.waking(call.cancel):
             yield pulled
@@ -157,7 +242,20 @@ class Host:
         )
         return wire.receipt_from(self._call(self._stub.Attest, request, timeout_s).receipt)
 
+    def _ended(self, over: grpc.Future[pb.PullLandingResponse]) -> None:
+        try:
+            with rpc.calling(self._name):
+                over.result()
+        except WorldlineError as error:
+            self._stop.tell(error)
+        except grpc.FutureCancelledError:
+            pass  # by us
+
     def _call(self, method: grpc.UnaryUnaryMultiCallable[Q, A], request: Q, timeout_s: float) -> A:
         call = method.future(request, timeout=timeout_s)
         with self._stop.waking(call.cancel), rpc.calling(self._name):
             return call.result()
+
+
+def _pulled(answer: pb.PullResponse) -> Pulled:
+    return Pulled(tuple(answer.chunk_crcs), answer.copy_s, answer.verify_s)

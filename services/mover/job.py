@@ -16,7 +16,8 @@ from mover.receiving import Receiving
 from mover.sending import Sending
 from mover.verification import Checks, Lane, Unverified, lane_for, require_placement
 from worldline.codec.runs import Cutter, Run
-from worldline.errors import Cancelled, Internal, TimedOut, Unavailable, Unsupported
+from worldline.errors import Cancelled, Internal, TimedOut, Unavailable, Unsupported, WorldlineError
+from worldline.filling import Filling
 from worldline.plan import RAW, Chunk, Placement, Plan
 from worldline.transport import CodedReceiveLink, Listener, ReceiveLink, SendLink, Terms, Transport
 
@@ -53,6 +54,7 @@ class Job:
         self._incoming: list[ReceiveLink] = []
         self._half: Sending | Receiving | None = None
         self._runs: Sequence[Run] = ()
+        self._filling: Filling | None = None
         self._faults = 0
 
     def map(self, descriptor: int, size_bytes: int, *, writable: bool) -> None:
@@ -61,6 +63,7 @@ class Job:
             self._region = Region(descriptor, size_bytes, writable=writable)
         finally:
             os.close(descriptor)
+        self._filling = Filling(size_bytes)
         self._region.populate(lambda: self._cancelled)
         self._require_wanted()
 
@@ -93,15 +96,23 @@ class Job:
                 self._links.append(link)
             self._require_wanted()
 
-    def run(self, remaining_s: float, tick: Callable[[Progress], None], first_bytes: int = 0) -> Outcome:
-        """Move every byte, or the chunks of the `first_bytes` if that is not 0.
+    def run(
+        self,
+        remaining_s: float,
+        tick: Callable[[Progress], None],
+        *,
+        flowing: bool = False,
+        landed: Callable[[int], None] | None = None,
+    ) -> Outcome:
+        """Move every byte; `tick` is called about ten times a second.
 
-        `tick` is called about ten times a second.
+        `flowing`: the region is being filled at the source. Its end sends what `filled` says is there, and the other
+        end knows by `expect` when all has landed. `landed` is told how far the region is landed and checked, from its
+        start on without a gap, every `LANDED_BYTES` and at the end.
         """
-        if first_bytes:
-            self._chunks = tuple(chunk for chunk in self._chunks if chunk.offset < first_bytes)
+        filling = self._filling if flowing else None
         try:
-            return self._send(tick) if self._links else self._receive(remaining_s, tick)
+            return self._send(tick, filling) if self._links else self._receive(remaining_s, tick, filling, landed)
         except (Unavailable, TimedOut) as error:
             # A peer may have noticed the cancel sooner than our last stream, and be gone.
             with self._lock:
@@ -110,8 +121,27 @@ class Job:
                 raise Cancelled("the job was cancelled", reason="CANCELLED") from error
             raise
 
+    def filled(self, filled_bytes: int, *, last: bool) -> None:
+        """So much of the source's region is there; with `last`, no more will be. Any thread; a lie ends the run."""
+        self._told(lambda filling: filling.advance(filled_bytes, last=last))
+
+    def expect(self, total_bytes: int) -> None:
+        """So much will land in all. As `filled`."""
+        self._told(lambda filling: filling.expect(total_bytes))
+
+    def _told(self, tell: Callable[[Filling], None]) -> None:
+        filling = self._filling
+        if filling is None:
+            return  # no region, and so no run, to tell anything of
+        try:
+            tell(filling)
+        except WorldlineError as error:
+            filling.stop(error)
+
     def cancel(self) -> None:
         """Make a verb that blocks end soon. Any thread, any number of times."""
+        if self._filling is not None:
+            self._filling.stop()
         with self._lock:
             self._cancelled = True
             half, listener = self._half, self._listener
@@ -179,14 +209,14 @@ class Job:
         )
         return injector.wrap
 
-    def _send(self, tick: Callable[[Progress], None]) -> Outcome:
+    def _send(self, tick: Callable[[Progress], None], filling: Filling | None) -> Outcome:
         region, ahead = self._mapped_region().view, None
         if self._codec != RAW:
             from mover.codec.ahead import Ahead  # only here: a data plane without coded moves stays light
 
             ahead = Ahead(region, Cutter(self._runs), self._codec_threads, len(self._links))
         try:
-            sending = Sending(region, self._chunks, self._links, ahead=ahead, checksum=self._verified)
+            sending = Sending(region, self._chunks, self._links, ahead=ahead, checksum=self._verified, filling=filling)
             self._begin(sending)
             sent = sending.run(lambda: tick(Progress(sending.sent_bytes, sending.retried_chunks, self._faults)))
         finally:
@@ -196,7 +226,13 @@ class Job:
         coding = ahead.counts() if ahead is not None else None
         return Outcome(sent.crcs, sent.retried_chunks, sent.seconds, 0.0, coding=coding)
 
-    def _receive(self, remaining_s: float, tick: Callable[[Progress], None]) -> Outcome:
+    def _receive(
+        self,
+        remaining_s: float,
+        tick: Callable[[Progress], None],
+        filling: Filling | None,
+        landed: Callable[[int], None] | None,
+    ) -> Outcome:
         plan, listener, region = self._plan, self._listener, self._mapped_region()
         if plan is None or listener is None:
             raise Internal("a job that neither listens nor is connected cannot run")
@@ -206,12 +242,12 @@ class Job:
             with self._lock:
                 self._incoming.append(link)
             self._require_wanted()
-        checks = Checks(region.view, self._chunks)
+        checks = Checks(region.view, self._chunks, landed)
         lane = lane_for(plan.placement, checks, self._lane_threads) if self._verified else Unverified(checks)
         behind: Behind | None = None
         try:
             behind = self._behind(plan.placement, checks, lane)
-            receiving = Receiving(checks, behind or lane, self._incoming, deadline - time.monotonic())
+            receiving = Receiving(checks, behind or lane, self._incoming, deadline - time.monotonic(), filling)
             self._begin(receiving)
             received = receiving.run(lambda: tick(Progress(receiving.landed_bytes, receiving.retried_chunks)))
         finally:

@@ -20,7 +20,6 @@ from mover.reporting import coding_fields, wire_attributes
 from mover.running import CALL_S, DATA_PLANE, Running, require_manifest, reserve_s
 from mover.stop import deadline_passed
 from worldline import telemetry, wire
-from worldline.codec.parts import Part, carried_bytes
 from worldline.codec.runs import runs_of
 from worldline.errors import BadRequest, Mismatch, Unsupported, WorldlineError
 from worldline.move import TOKEN_BYTES, Fault, FaultKind, Fence, HostRef, StageTimes
@@ -218,14 +217,14 @@ class SourceMove:
         return frozen
 
     def _carry(self, job: PlaneJob, peer: Peer) -> Outcome:
-        return self._sent(job, peer)
+        peer.start(self._running.remaining_s)
+        return self._sent(job)
 
-    def _sent(self, job: PlaneJob, peer: Peer, parts: Sequence[Part] = ()) -> Outcome:
-        """Have the region carried; of a buffer that holds `parts`, just these."""
-        peer.start(self._running.remaining_s, parts)
+    def _sent(self, job: PlaneJob, *, flowing: bool = False) -> Outcome:
+        """Have the region carried; `flowing`: as it is filled."""
         try:
             with self._watch.during(DATA_PLANE, self._order.plan.no_progress_s):
-                return job.run(self._stop, self._running.remaining_s, self._heard, carried_bytes(parts))
+                return job.run(self._stop, self._running.remaining_s, self._heard, flowing=flowing)
         except WorldlineError as error:
             if error.reason == "PEER_GONE":
                 if self._stop.told:

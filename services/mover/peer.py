@@ -84,10 +84,13 @@ class Peer:
                 raise _ended()
             return self._ready
 
-    def start(self, remaining_s: float, parts: Sequence[Part] = ()) -> None:
-        """Tell it that the bytes come, and what they are if they were coded on the source's device."""
-        start = pb.ReceiveStart(remaining_s=remaining_s, parts=wire.parts_to(parts))
-        self._outbox.put(pb.ReceiveRequest(start=start))
+    def start(self, remaining_s: float) -> None:
+        """Tell it that the bytes come."""
+        self._outbox.put(pb.ReceiveRequest(start=pb.ReceiveStart(remaining_s=remaining_s)))
+
+    def parts(self, parts: Sequence[Part], *, last: bool) -> None:
+        """Tell it what they are, if they are coded on the source's device; all at once or as it becomes known."""
+        self._outbox.put(pb.ReceiveRequest(parts=pb.ReceiveParts(parts=wire.parts_to(parts), last=last)))
 
     def finish(self, manifest: Manifest, source_crcs: Sequence[int] = ()) -> None:
         """Tell it that all was sent; for a move that hosts carry, with the source's checksums."""

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from mover.capacity import smoothed_Bps
 from mover.messages import (
@@ -219,6 +220,7 @@ class PlaneJob:
         self._closed = False
         self._size_bytes = 0
         self._progress: Callable[[Progress], None] = lambda progress: None
+        self._landed: Callable[[int], None] = lambda landed_bytes: None
         self._fault: Callable[[str, int], None] = lambda kind, chunk: None
 
     def map(self, stop: Stop, descriptor: int, size_bytes: int, *, writable: bool) -> None:
@@ -260,14 +262,26 @@ class PlaneJob:
         )
 
     def run(
-        self, stop: Stop, remaining_s: float, progress: Callable[[Progress], None], first_bytes: int = 0
+        self,
+        stop: Stop,
+        remaining_s: float,
+        progress: Callable[[Progress], None],
+        *,
+        flowing: bool = False,
+        landed: Callable[[int], None] | None = None,
     ) -> Outcome:
-        """Move every byte, or the chunks of the `first_bytes` if that is not 0.
+        """Move every byte. `progress` is told about ten times a second, as long as the data plane is alive.
 
-        `progress` is told about ten times a second, as long as the data plane is alive.
+        `flowing`: as `filled` and `expect` say; `landed` is told how far the region is landed and checked.
         """
-        self._progress = progress
-        fields = Fields(self._ask(stop, {"verb": "run", "remaining_s": remaining_s, "first_bytes": first_bytes}))
+        self._progress, self._landed = progress, landed or self._landed
+        request: Message = {
+            "verb": "run",
+            "remaining_s": remaining_s,
+            "flowing": int(flowing),
+            "landing": int(landed is not None),
+        }
+        fields = Fields(self._ask(stop, request))
         outcome = Outcome(
             fields.wholes("crcs"),
             fields.whole("retried_chunks"),
@@ -280,6 +294,18 @@ class PlaneJob:
         )
         self._plane.count(self._size_bytes, outcome)
         return outcome
+
+    def filled(self, filled_bytes: int, *, last: bool) -> None:
+        """So much of the source's region is there, while `run` sends it. Any thread."""
+        self._say({"verb": "filled", "filled_bytes": filled_bytes, "last": int(last)})
+
+    def expect(self, total_bytes: int) -> None:
+        """So much will land in all, while `run` receives it. Any thread."""
+        self._say({"verb": "expect", "total_bytes": total_bytes})
+
+    def _say(self, message: Message) -> None:
+        with suppress(OSError):  # a data plane that is gone says so to whoever waits for `run`
+            self._pipe.send({"job": self._number, **message})
 
     def close(self) -> None:
         """Return when the region is unmapped: by its own word, or because the data plane is dead.
@@ -318,6 +344,8 @@ class PlaneJob:
             self._progress(
                 Progress(fields.whole("moved_bytes"), fields.whole("retried_chunks"), fields.whole("faults"))
             )
+        elif message.get("event") == "landed":
+            self._landed(fields.whole("landed_bytes"))
         elif message.get("event") == "fault":
             self._fault(fields.text("kind"), fields.whole("chunk"))
         else:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
-from mover.hosts import Registered
+from mover.hosts import Pulled, Registered
 from mover.messages import Outcome, Progress
 from mover.move import SourceMove
 from mover.peer import Peer
@@ -19,6 +19,7 @@ from mover.receive import WHO, DestinationMove, Inbox
 from mover.receiving import WHERE
 from mover.running import CALL_S, reserve_s
 from worldline import wire
+from worldline.codec.parts import Part
 from worldline.errors import BadRequest, Mismatch, Unsupported
 from worldline.move import FaultKind, RegionRef
 from worldline.receipt import Receipt, chunk_mismatch, differing_chunks
@@ -59,7 +60,7 @@ class PulledSource(SourceMove):
 
     def _carry(self, job: PlaneJob, peer: Peer) -> Outcome:
         peer.start(self._running.remaining_s)
-        crcs, _ = self._host.checksum(self._order.fence, self._order.plan, max(0.001, self._running.remaining_s))
+        crcs = self._host.checksum(self._order.fence, self._order.plan, max(0.001, self._running.remaining_s))
         return Outcome(crcs, 0, 0.0, 0.0)
 
 
@@ -84,24 +85,23 @@ class PulledDestination(DestinationMove):
         )
         self._say(pb.ReceiveResponse(ready=pb.ReceiveReady(prefault_s=prefault_s)))
         self._started(inbox)
-        receipt, outcome = self._pulled(inbox)
+        flips = Counter(order.flip_chunks)
+        with self._host.pulling(order.fence, order.plan, (), sorted(flips), self._left_s()) as pulled:
+            receipt, outcome = self._vouched_for(inbox, pulled, flips)
         self._landed(outcome.retried_chunks)
         self._received(receipt, outcome)
 
-    def _pulled(self, inbox: Inbox, meanwhile: Callable[[], None] = lambda: None) -> tuple[Receipt, Outcome]:
-        """Have the host fill its slot, and its receipt for that; `meanwhile` is done before it vouches for the slot."""
-        order = self._order
-        flips = Counter(order.flip_chunks)
-        left_s = max(0.001, self._running.remaining_s)
-        with self._host.pulling(order.fence, order.plan, (), sorted(flips), left_s, self._parts) as pulled:
-            meanwhile()
-            finish = inbox.next("finish").finish
-            # The host waits for its own pull, so that the receipt is there as soon as the last checksum is.
-            receipt = self._receipt(finish)
-            first = pulled()
+    def _vouched_for(
+        self, inbox: Inbox, pulled: Callable[[], Pulled], flips: Counter[int], parts: Sequence[Part] = ()
+    ) -> tuple[Receipt, Outcome]:
+        """The host's receipt for the slot that it fills, once `pulled`; what differs is pulled once more."""
+        finish = inbox.next("finish").finish
+        # The host waits for its own pull, so that the receipt is there as soon as the last checksum is.
+        receipt = self._receipt(finish)
+        first = pulled()
         outcome = Outcome(first.crcs, 0, first.copy_s, first.verify_s)
         if receipt is None:
-            outcome = self._pull_again(outcome, finish.source_chunk_crcs, flips)
+            outcome = self._pull_again(outcome, finish.source_chunk_crcs, flips, parts)
             receipt = self._attested(finish, finish.source_chunk_crcs)
         return receipt, outcome
 
@@ -114,7 +114,9 @@ class PulledDestination(DestinationMove):
                 raise
             return None
 
-    def _pull_again(self, before: Outcome, source: Sequence[int], flips: Counter[int]) -> Outcome:
+    def _pull_again(
+        self, before: Outcome, source: Sequence[int], flips: Counter[int], parts: Sequence[Part]
+    ) -> Outcome:
         """Once more what differs. Raises DataLoss if it still does."""
         order = self._order
         chunks = order.plan.chunks(order.layout.region_bytes)
@@ -125,8 +127,7 @@ class PulledDestination(DestinationMove):
         if not again:
             return before  # the receipt was asked for before the pull had begun
         still = sorted(index for index, times in flips.items() if times > 1)
-        left_s = max(0.001, self._running.remaining_s)
-        with self._host.pulling(order.fence, order.plan, again, still, left_s, self._parts) as pulled:
+        with self._host.pulling(order.fence, order.plan, again, still, self._left_s(), parts) as pulled:
             more = pulled()
         crcs = list(before.crcs)
         for index, crc in zip(again, more.crcs, strict=True):
@@ -135,6 +136,9 @@ class PulledDestination(DestinationMove):
         if bad:
             raise chunk_mismatch(bad, source, crcs, chunks, f"{WHERE}, also when sent once more")
         return Outcome(tuple(crcs), len(again), before.wire_s + more.copy_s, before.verify_s + more.verify_s)
+
+    def _left_s(self) -> float:
+        return max(0.001, self._running.remaining_s)
 
     def _attest_s(self) -> float:
         # Until the pull is over, which may be longer than a call may be silent.

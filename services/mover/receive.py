@@ -22,7 +22,6 @@ from mover.reporting import coding_fields, wire_attributes
 from mover.running import CALL_S, DATA_PLANE, Running, require_manifest, reserve_s
 from mover.stop import deadline_passed
 from worldline import telemetry, wire
-from worldline.codec.parts import Part, carried_bytes, require_parts
 from worldline.errors import BadRequest, Unavailable, WorldlineError
 from worldline.layout import Layout
 from worldline.manifest import Descriptor, Fingerprint
@@ -33,8 +32,9 @@ from worldline.transport import Terms
 from worldline.v1 import mover_service_pb2 as pb
 
 WHO = "source's mover"
-_MessageName = Literal["start", "finish"]
-_MAX_WAITING = 4
+_MessageName = Literal["start", "parts", "finish"]
+# Words on what comes are as many as a buffer of 32 GiB has segments, at most.
+_MAX_WAITING = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +145,6 @@ class DestinationMove:
         self._stop = running.stop
         self._host = Host(running.channels.to(order.destination.address), order.destination, running.stop)
         self._progress = Progress()
-        self._parts: tuple[Part, ...] = ()  # what comes, if it was coded on the source's device
         self._log = telemetry.log("mover").bind(move_id=order.fence.move_id, session_id=order.fence.session_id)
 
     def message(self) -> pb.ReceiveResponse:
@@ -191,27 +190,35 @@ class DestinationMove:
                 pb.ReceiveResponse(ready=pb.ReceiveReady(endpoint=endpoint, token=terms.token, prefault_s=prefault_s))
             )
 
-            remaining_s = self._started(inbox)
-            with running.watch.during(DATA_PLANE, order.plan.no_progress_s):
-                outcome = job.run(self._stop, remaining_s, self._heard, carried_bytes(self._parts))
-            attributes = wire_attributes(order.plan, size_bytes, outcome)
-            telemetry.set_attributes(trace.get_current_span(), attributes)
-            receipt, outcome = self._vouched(job, inbox, outcome)
+            receipt, outcome = self._taken(job, inbox, self._started(inbox))
         self._received(receipt, outcome)
 
-    def _vouched(self, job: PlaneJob, inbox: Inbox, outcome: Outcome) -> tuple[Receipt, Outcome]:
-        """The host's receipt for what has landed, and how it landed."""
-        # Nothing of ours can write into the slot any more when the host is asked to vouch for it.
-        job.close()
+    def _taken(self, job: PlaneJob, inbox: Inbox, remaining_s: float) -> tuple[Receipt, Outcome]:
+        """All that lands, and the host's receipt for it."""
+        outcome = self._landed_all(job, remaining_s)
         return self._attested(inbox.next("finish").finish, outcome.crcs), outcome
+
+    def _landed_all(
+        self,
+        job: PlaneJob,
+        remaining_s: float,
+        *,
+        flowing: bool = False,
+        landed: Callable[[int], None] | None = None,
+    ) -> Outcome:
+        """How everything landed, where nothing of ours can write any more."""
+        order = self._order
+        with self._running.watch.during(DATA_PLANE, order.plan.no_progress_s):
+            outcome = job.run(self._stop, remaining_s, self._heard, flowing=flowing, landed=landed)
+        attributes = wire_attributes(order.plan, order.layout.region_bytes, outcome)
+        telemetry.set_attributes(trace.get_current_span(), attributes)
+        job.close()
+        return outcome
 
     def _started(self, inbox: Inbox) -> float:
         """Wait until the source is frozen. Returns the seconds left, by which the move ends from now on."""
         deadline_s = self._order.plan.deadline_s
-        start = inbox.next("start").start
-        remaining_s, self._parts = start.remaining_s, wire.parts_from(start.parts)
-        if self._parts:
-            require_parts(self._parts, self._order.layout.region_bytes)
+        remaining_s = inbox.next("start").start.remaining_s
         if not 0 < remaining_s <= deadline_s:
             raise BadRequest(f"{remaining_s} s are left of {deadline_s} s", reason="BAD_DEADLINE")
         self._running.end_by(

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from mover.parallel import Together
 from mover.verification import Checks, Lane
 from worldline.errors import Cancelled, DataLoss
+from worldline.filling import Filling
 from worldline.made import fill_crc
 from worldline.plan import Chunk
 from worldline.receipt import chunk_mismatch
@@ -32,14 +33,25 @@ class Received:
 class Receiving:
     """One move's receiving half. `landed_bytes` and `retried_chunks` may be read while `run` runs."""
 
-    def __init__(self, checks: Checks, lane: Lane, links: Sequence[ReceiveLink], remaining_s: float) -> None:
-        """`lane` stays the caller's to close. A second round that cannot fit into `remaining_s` is not asked for."""
+    def __init__(
+        self,
+        checks: Checks,
+        lane: Lane,
+        links: Sequence[ReceiveLink],
+        remaining_s: float,
+        filling: Filling | None = None,
+    ) -> None:
+        """`lane` stays the caller's to close. A second round that cannot fit into `remaining_s` is not asked for.
+
+        `filling` will say how much lands in all, of a region that is not all there at the source yet.
+        """
         self.landed_bytes = 0
         self.retried_chunks = 0
         self._checks = checks
         self._lane = lane
         self._links = links
         self._deadline = time.monotonic() + remaining_s
+        self._filling = filling
         self._lock = threading.Lock()
         self._ended: set[ReceiveLink] = set()
         self._cancelled = False
@@ -81,6 +93,8 @@ class Receiving:
 
     def _close(self) -> None:
         self._cancelled = True
+        if self._filling is not None:
+            self._filling.stop()
         for link in self._links:
             link.close()
 
@@ -112,6 +126,8 @@ class Receiving:
         Together(streams, self._close, "receive").wait(_TICK_S, beat)
         self._last_byte = time.monotonic()
         Together([self._lane.drain], self._close, "drain").wait(_TICK_S, beat)
+        if self._filling is not None:
+            self._checks.keep(self._filling.total_bytes())
         return sorted({*self._checks.missing(), *self._checks.differing()})
 
     def _stream(self, link: ReceiveLink) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -9,7 +10,8 @@ from pathlib import Path
 
 from mover.plane import DataPlane, PlaneJob
 from mover.stop import Stop, Watch
-from worldline.errors import Mismatch, TimedOut, Unavailable
+from worldline import telemetry
+from worldline.errors import Internal, Mismatch, TimedOut, Unavailable, WorldlineError
 from worldline.layout import Layout
 from worldline.manifest import Descriptor, Fingerprint, Manifest
 from worldline.move import Fence
@@ -53,6 +55,32 @@ class Running:
                 job.close()
             raise
         job.close()
+
+    @contextmanager
+    def beside(self, name: str, work: Callable[[], None]) -> Iterator[None]:
+        """`work` on a thread of its own beside the block; what either raises ends the move and with it the other."""
+        carrier = telemetry.inject()
+
+        def run() -> None:
+            try:
+                with telemetry.extracted(carrier):
+                    work()
+            except WorldlineError as error:
+                self.stop.tell(error)
+            except Exception as error:
+                telemetry.log("mover").exception("unexpected", thread=name)
+                self.stop.tell(Internal(f"{name}: {type(error).__name__}: {error}"))
+
+        thread = threading.Thread(target=run, name=name, daemon=True)
+        thread.start()
+        try:
+            yield
+        except WorldlineError as error:
+            self.stop.tell(error)
+            raise
+        finally:
+            thread.join()
+        self.stop.check()
 
     def end_by(self, at: float, error: Callable[[], TimedOut]) -> None:
         """The move ends at `at` (monotonic seconds), with `error()`."""

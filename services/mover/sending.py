@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from mover.parallel import Together
 from worldline.crc import PIECE_BYTES, crc32
 from worldline.errors import BadRequest, Cancelled, DataLoss, Internal
+from worldline.filling import Filling
 from worldline.plan import Chunk
 from worldline.transport import CodedSendLink, Piece, SendLink
 
@@ -45,8 +46,11 @@ class Sending:
         *,
         ahead: Ahead | None = None,
         checksum: bool = True,
+        filling: Filling | None = None,
     ) -> None:
-        """`ahead` makes it a coded move. `checksum=False` is for a benchmark's arm without verification."""
+        """`ahead` makes it a coded move; `filling` is of a region that is not all there yet. `checksum=False` is for a
+        benchmark's arm without verification.
+        """
         self.sent_bytes = 0
         self.retried_chunks = 0
         self._region = region
@@ -54,6 +58,7 @@ class Sending:
         self._links = links
         self._ahead = ahead
         self._checksum = checksum
+        self._filling = filling
         self._crcs: list[int | None] = [None] * len(chunks)
         self._left: Iterator[Chunk] = iter([chunk for chunk in chunks if not chunk.fill])
         self._made = [chunk for chunk in chunks if chunk.fill]
@@ -81,6 +86,8 @@ class Sending:
 
     def _close(self) -> None:
         self._cancelled = True
+        if self._filling is not None:
+            self._filling.stop()
         if self._ahead is not None:
             self._ahead.cancel()
         for link in self._links:
@@ -107,7 +114,7 @@ class Sending:
     def _check_made(self) -> None:
         """Checksums of what is not sent: of the bytes that lie there, whatever they are."""
         for chunk in self._made:
-            if self._cancelled:
+            if self._cancelled or not self._there(chunk):
                 return
             crc, end = 0, chunk.offset + chunk.size_bytes
             for at in range(chunk.offset, end, PIECE_BYTES) if self._checksum else ():
@@ -137,7 +144,12 @@ class Sending:
 
     def _next(self) -> Chunk | None:
         with self._lock:
-            return next(self._left, None)
+            chunk = next(self._left, None)
+        return chunk if chunk is not None and self._there(chunk) else None
+
+    def _there(self, chunk: Chunk) -> bool:
+        """Wait until the chunk lies in the region. False: it never will."""
+        return self._filling is None or self._filling.covers(chunk.offset, chunk.offset + chunk.size_bytes)
 
     def _send(self, link: SendLink, chunk: Chunk) -> None:
         crc = 0

@@ -18,15 +18,24 @@ from worldline.errors import Unsupported
 from worldline.plan import Chunk, Placement
 from worldline.transport import Landed
 
+# Told often enough that little is left to do behind the last of it, seldom enough that nobody notices.
+LANDED_BYTES = 16 << 20
+
 
 class Checks:
     """What is known of each chunk: its CRC-32 at the source and in the slot. Safe from any thread.
 
-    `busy_s` are the seconds that threads took for `checked_bytes`, added up.
+    `busy_s` are the seconds that threads took for `checked_bytes`, added up. `landed` is told how far the region is
+    right, from its start on without a gap, every `LANDED_BYTES` and at the end.
     """
 
-    def __init__(self, region: memoryview, chunks: Sequence[Chunk]) -> None:
+    def __init__(
+        self, region: memoryview, chunks: Sequence[Chunk], landed: Callable[[int], None] | None = None
+    ) -> None:
         self.chunks = chunks
+        self._landed = landed
+        self._right = 0  # chunks that are
+        self._told_bytes = 0
         self._region = region
         self._lock = threading.Lock()
         self._source: list[int | None] = [None] * len(chunks)
@@ -52,6 +61,33 @@ class Checks:
             self._slot[chunk.index] = crc
             self.busy_s += time.perf_counter() - start
             self.checked_bytes += chunk.size_bytes
+        self._tell()
+
+    def keep(self, total_bytes: int) -> None:
+        """No chunk that begins at `total_bytes` or beyond will land."""
+        with self._lock:
+            count = sum(chunk.offset < total_bytes for chunk in self.chunks)
+            self.chunks = self.chunks[:count]
+            del self._source[count:], self._slot[count:]
+        self._tell()
+
+    def _tell(self) -> None:
+        if self._landed is None:
+            return
+        with self._lock:
+            while self._right < len(self.chunks) and self._slot[self._right] is not None:
+                if self._slot[self._right] != self._source[self._right]:
+                    break
+                self._right += 1
+            last = self.chunks[self._right - 1] if self._right else None
+            right_bytes = last.offset + last.size_bytes if last is not None else 0
+            if right_bytes == self._told_bytes or (
+                right_bytes - self._told_bytes < LANDED_BYTES and self._right < len(self.chunks)
+            ):
+                return
+            self._told_bytes = right_bytes
+            # Under the lock, so that what is told never falls.
+            self._landed(right_bytes)
 
     def accept_unchecked(self, landed: Landed) -> None:
         """Take the source's word. Only for a benchmark's arm without verification."""

@@ -48,10 +48,11 @@ def test_a_session_moved_to_and_fro_equals_one_that_never_was(hosts: tuple[CudaH
         assert block(session, number) == block(still, number)
         made = session.require_copy().made
         assert sum(item.size_bytes for item in made) / session.require_copy().slot.layout.region_bytes >= 0.19
-        before = content(session)
         source, destination = hosts[number % 2], hosts[(number + 1) % 2]
         move = ByHand(source, destination, session, number + 1, replace(PLAN, made=made))
-        landed = move.take(move.receipts())
+        receipt = move.receipts()
+        before = content(session)  # the freeze has written the control leaves
+        landed = move.take(receipt)
         assert content(landed) == before
         source.source.free(move.fence, destination.host.host_id, "127.0.0.1:1", number + 2, 10.0)
         session = landed

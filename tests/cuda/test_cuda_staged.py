@@ -23,6 +23,7 @@ from enginehost.staging import Staging
 from worldline.client import Client
 from worldline.codec.parts import carried_bytes
 from worldline.errors import BadRequest, DataLoss, Mismatch, Unsupported
+from worldline.filling import complete
 from worldline.fleet import ONE_NODE, TWO_NODES, Fleet, Node
 from worldline.manifest import Manifest
 from worldline.move import Fault, FaultKind, Fence
@@ -187,10 +188,11 @@ def test_what_is_coded_comes_out_on_the_other_device(kind: str, odd: int) -> Non
     coded = CodedBuffer(there, there.frames, buffer, parts)
     assert coded.pull(slot, chunks, flip=(), wanted=lambda: True).crcs == source.crcs(chunks).chunks
     if carried:
+        wrong = complete(size, (*parts[:-1], replace(parts[-1], crc=parts[-1].crc ^ 1)))
         with buffer.using() as address, pytest.raises(DataLoss):
-            decode(there, there.frames, (*parts[:-1], replace(parts[-1], crc=parts[-1].crc ^ 1)), address, slot, size)
+            decode(there, there.frames, wrong, address, slot, size)
     with buffer.using() as address, pytest.raises(BadRequest):
-        decode(there, there.frames, parts[1:], address, slot, size)
+        decode(there, there.frames, complete(size, parts[1:]), address, slot, size)
     buffer.give_back(unmapped=True)
     pool.close()
     for arena in (source, slot):

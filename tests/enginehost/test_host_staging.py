@@ -37,6 +37,7 @@ from worldline.errors import (
     Unsupported,
     WrongState,
 )
+from worldline.filling import complete
 from worldline.manifest import Manifest
 from worldline.move import Fence
 from worldline.plan import Placement, Plan
@@ -343,7 +344,7 @@ def test_any_state_comes_out_as_it_went_in(stretches: list[tuple[str, int]], odd
     with patch("worldline.codec.parts.SEGMENT_BYTES", 256):
         parts = encode(Cpu(), ZlibFrames(), Held(data), size_bytes, buffer.data_ptr())
         assert carried_bytes(parts) <= size_bytes
-        decode(Cpu(), ZlibFrames(), parts, buffer.data_ptr(), Held(out), size_bytes)
+        decode(Cpu(), ZlibFrames(), complete(size_bytes, parts), buffer.data_ptr(), Held(out), size_bytes)
     assert torch.equal(out, data)
 
 

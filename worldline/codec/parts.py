@@ -49,6 +49,20 @@ def carried_bytes(parts: Sequence[Part]) -> int:
     return sum(part.size_bytes for part in parts)
 
 
+def require_planes(parts: Sequence[Part], segment: Segment) -> None:
+    """Refuse parts that cannot be of this segment. Raises BadRequest."""
+    if len(parts) != PLANES or any(
+        not 0 <= part.size_bytes <= plane for part, plane in zip(parts, segment.planes, strict=True)
+    ):
+        what = f"those of a segment are its {PLANES} planes, none longer than {max(segment.planes)} bytes"
+        raise BadRequest(f"{len(parts)} coded parts: {what}", reason="BAD_PARTS", violations={"parts": what})
+
+
+def most_parts(region_bytes: int) -> int:
+    """How many parts a region has."""
+    return PLANES * len(segments(region_bytes))
+
+
 def require_parts(parts: Sequence[Part], region_bytes: int) -> None:
     """Refuse parts that cannot be of such a region, before any of them is looked at. Raises BadRequest."""
     planes = [size for segment in segments(region_bytes) for size in segment.planes]

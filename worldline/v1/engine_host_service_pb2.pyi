@@ -1832,31 +1832,93 @@ class ChecksumResponse(_message.Message):
 
     CHUNK_CRCS_FIELD_NUMBER: _builtins.int
     CHECKSUM_S_FIELD_NUMBER: _builtins.int
-    PARTS_FIELD_NUMBER: _builtins.int
     checksum_s: _builtins.float
     """Seconds that taking them took."""
     @_builtins.property
     def chunk_crcs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """CRC-32 (IEEE) of each chunk, in order."""
 
-    @_builtins.property
-    def parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___CodedPart]:
-        """With a codec of the device: what lies in the buffer, from its start on."""
-
     def __init__(
         self,
         *,
         chunk_crcs: _abc.Iterable[_builtins.int] | None = ...,
         checksum_s: _builtins.float = ...,
-        parts: _abc.Iterable[Global___CodedPart] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checksum_s", b"checksum_s", "chunk_crcs", b"chunk_crcs", "parts", b"parts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checksum_s", b"checksum_s", "chunk_crcs", b"chunk_crcs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ChecksumResponse: _TypeAlias = ChecksumResponse  # noqa: Y015
+
+@_typing.final
+class FillRequest(_message.Message):
+    """Asks to fill the buffer of a staged move."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FENCE_FIELD_NUMBER: _builtins.int
+    PLAN_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def fence(self) -> _move_pb2.Fence:
+        """Fence."""
+
+    @_builtins.property
+    def plan(self) -> _state_pb2.Plan:
+        """Plan the chunks follow."""
+
+    def __init__(
+        self,
+        *,
+        fence: _move_pb2.Fence | None = ...,
+        plan: _state_pb2.Plan | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["fence", b"fence", "plan", b"plan"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fence", b"fence", "plan", b"plan"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FillRequest: _TypeAlias = FillRequest  # noqa: Y015
+
+@_typing.final
+class FillResponse(_message.Message):
+    """How far a buffer is filled."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FILLED_BYTES_FIELD_NUMBER: _builtins.int
+    PARTS_FIELD_NUMBER: _builtins.int
+    CHUNK_CRCS_FIELD_NUMBER: _builtins.int
+    LAST_FIELD_NUMBER: _builtins.int
+    filled_bytes: _builtins.int
+    """Bytes of the buffer that are there, from its start on; in the last message all there will be."""
+    last: _builtins.bool
+    """Whether this is the last message."""
+    @_builtins.property
+    def parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___CodedPart]:
+        """With a codec of the device: what these bytes are, as far as it was not said before."""
+
+    @_builtins.property
+    def chunk_crcs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """In the last message: CRC-32 (IEEE) of each chunk of the state, in order."""
+
+    def __init__(
+        self,
+        *,
+        filled_bytes: _builtins.int = ...,
+        parts: _abc.Iterable[Global___CodedPart] | None = ...,
+        chunk_crcs: _abc.Iterable[_builtins.int] | None = ...,
+        last: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk_crcs", b"chunk_crcs", "filled_bytes", b"filled_bytes", "last", b"last", "parts", b"parts"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FillResponse: _TypeAlias = FillResponse  # noqa: Y015
 
 @_typing.final
 class PullRequest(_message.Message):
@@ -1939,6 +2001,64 @@ class PullResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___PullResponse: _TypeAlias = PullResponse  # noqa: Y015
+
+@_typing.final
+class PullLandingRequest(_message.Message):
+    """What is wanted, and then how far the bytes have landed."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PULL_FIELD_NUMBER: _builtins.int
+    LANDED_BYTES_FIELD_NUMBER: _builtins.int
+    PARTS_FIELD_NUMBER: _builtins.int
+    landed_bytes: _builtins.int
+    """Bytes of the buffer that have landed and were checked, from its start on without a gap."""
+    @_builtins.property
+    def pull(self) -> Global___PullRequest:
+        """In the first message, and only there: what is wanted, of all chunks and without parts."""
+
+    @_builtins.property
+    def parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___CodedPart]:
+        """With a codec of the device: what the source's buffer holds, as far as it was not said before."""
+
+    def __init__(
+        self,
+        *,
+        pull: Global___PullRequest | None = ...,
+        landed_bytes: _builtins.int = ...,
+        parts: _abc.Iterable[Global___CodedPart] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["pull", b"pull"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["landed_bytes", b"landed_bytes", "parts", b"parts", "pull", b"pull"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PullLandingRequest: _TypeAlias = PullLandingRequest  # noqa: Y015
+
+@_typing.final
+class PullLandingResponse(_message.Message):
+    """All chunks lie in the slot."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PULLED_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def pulled(self) -> Global___PullResponse:
+        """As Pull answers."""
+
+    def __init__(
+        self,
+        *,
+        pulled: Global___PullResponse | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["pulled", b"pulled"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["pulled", b"pulled"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PullLandingResponse: _TypeAlias = PullLandingResponse  # noqa: Y015
 
 @_typing.final
 class AttestRequest(_message.Message):

@@ -125,10 +125,20 @@ class EngineHostServiceStub:
                 request_serializer=worldline_dot_v1_dot_engine__host__service__pb2.ChecksumRequest.SerializeToString,
                 response_deserializer=worldline_dot_v1_dot_engine__host__service__pb2.ChecksumResponse.FromString,
                 _registered_method=True)
+        self.Fill = channel.unary_stream(
+                '/worldline.v1.EngineHostService/Fill',
+                request_serializer=worldline_dot_v1_dot_engine__host__service__pb2.FillRequest.SerializeToString,
+                response_deserializer=worldline_dot_v1_dot_engine__host__service__pb2.FillResponse.FromString,
+                _registered_method=True)
         self.Pull = channel.unary_unary(
                 '/worldline.v1.EngineHostService/Pull',
                 request_serializer=worldline_dot_v1_dot_engine__host__service__pb2.PullRequest.SerializeToString,
                 response_deserializer=worldline_dot_v1_dot_engine__host__service__pb2.PullResponse.FromString,
+                _registered_method=True)
+        self.PullLanding = channel.stream_unary(
+                '/worldline.v1.EngineHostService/PullLanding',
+                request_serializer=worldline_dot_v1_dot_engine__host__service__pb2.PullLandingRequest.SerializeToString,
+                response_deserializer=worldline_dot_v1_dot_engine__host__service__pb2.PullLandingResponse.FromString,
                 _registered_method=True)
         self.Attest = channel.unary_unary(
                 '/worldline.v1.EngineHostService/Attest',
@@ -277,8 +287,16 @@ class EngineHostServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Checksum(self, request, context):
-        """For movers, at the source of a move with placement DEVICE: the CRC-32 of each chunk, taken on the device; with a
-        staged plan, the state is copied to the move's buffer as well. Only while frozen by that move.
+        """For movers, at the source of a move with placement DEVICE: the CRC-32 of each chunk, taken on the device. Only while
+        frozen by that move.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Fill(self, request, context):
+        """For movers, at the source of a staged move: copies the state to the move's buffer, from its start on, and says how
+        far it is; last, the checksums as Checksum has them.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -288,6 +306,14 @@ class EngineHostServiceServicer:
         """For movers, at the destination of a move with placement DEVICE: copies chunks from the source's region, which
         Stage has mapped, or from the move's buffer, and takes their CRC-32 as they lie in the slot. Refused once the slot
         has its receipt.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PullLanding(self, request_iterator, context):
+        """As Pull, of all chunks, from the buffer of a staged move while its bytes land there: the first message says what is
+        wanted, the others how far the bytes have landed. Answered when all lie in the slot.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -414,10 +440,20 @@ def add_EngineHostServiceServicer_to_server(servicer, server):
                     request_deserializer=worldline_dot_v1_dot_engine__host__service__pb2.ChecksumRequest.FromString,
                     response_serializer=worldline_dot_v1_dot_engine__host__service__pb2.ChecksumResponse.SerializeToString,
             ),
+            'Fill': grpc.unary_stream_rpc_method_handler(
+                    servicer.Fill,
+                    request_deserializer=worldline_dot_v1_dot_engine__host__service__pb2.FillRequest.FromString,
+                    response_serializer=worldline_dot_v1_dot_engine__host__service__pb2.FillResponse.SerializeToString,
+            ),
             'Pull': grpc.unary_unary_rpc_method_handler(
                     servicer.Pull,
                     request_deserializer=worldline_dot_v1_dot_engine__host__service__pb2.PullRequest.FromString,
                     response_serializer=worldline_dot_v1_dot_engine__host__service__pb2.PullResponse.SerializeToString,
+            ),
+            'PullLanding': grpc.stream_unary_rpc_method_handler(
+                    servicer.PullLanding,
+                    request_deserializer=worldline_dot_v1_dot_engine__host__service__pb2.PullLandingRequest.FromString,
+                    response_serializer=worldline_dot_v1_dot_engine__host__service__pb2.PullLandingResponse.SerializeToString,
             ),
             'Attest': grpc.unary_unary_rpc_method_handler(
                     servicer.Attest,
@@ -938,6 +974,33 @@ class EngineHostService:
             _registered_method=True)
 
     @staticmethod
+    def Fill(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/worldline.v1.EngineHostService/Fill',
+            worldline_dot_v1_dot_engine__host__service__pb2.FillRequest.SerializeToString,
+            worldline_dot_v1_dot_engine__host__service__pb2.FillResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def Pull(request,
             target,
             options=(),
@@ -954,6 +1017,33 @@ class EngineHostService:
             '/worldline.v1.EngineHostService/Pull',
             worldline_dot_v1_dot_engine__host__service__pb2.PullRequest.SerializeToString,
             worldline_dot_v1_dot_engine__host__service__pb2.PullResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PullLanding(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_unary(
+            request_iterator,
+            target,
+            '/worldline.v1.EngineHostService/PullLanding',
+            worldline_dot_v1_dot_engine__host__service__pb2.PullLandingRequest.SerializeToString,
+            worldline_dot_v1_dot_engine__host__service__pb2.PullLandingResponse.FromString,
             options,
             channel_credentials,
             insecure,

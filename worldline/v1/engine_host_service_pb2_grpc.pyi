@@ -70,13 +70,21 @@ class EngineHostServiceStub:
     Freeze: _grpc.UnaryUnaryMultiCallable[_engine_host_service_pb2.FreezeRequest, _engine_host_service_pb2.FreezeResponse]
     """For movers, at the source: stops at the next block boundary and makes the manifest."""
     Checksum: _grpc.UnaryUnaryMultiCallable[_engine_host_service_pb2.ChecksumRequest, _engine_host_service_pb2.ChecksumResponse]
-    """For movers, at the source of a move with placement DEVICE: the CRC-32 of each chunk, taken on the device; with a
-    staged plan, the state is copied to the move's buffer as well. Only while frozen by that move.
+    """For movers, at the source of a move with placement DEVICE: the CRC-32 of each chunk, taken on the device. Only while
+    frozen by that move.
+    """
+    Fill: _grpc.UnaryStreamMultiCallable[_engine_host_service_pb2.FillRequest, _engine_host_service_pb2.FillResponse]
+    """For movers, at the source of a staged move: copies the state to the move's buffer, from its start on, and says how
+    far it is; last, the checksums as Checksum has them.
     """
     Pull: _grpc.UnaryUnaryMultiCallable[_engine_host_service_pb2.PullRequest, _engine_host_service_pb2.PullResponse]
     """For movers, at the destination of a move with placement DEVICE: copies chunks from the source's region, which
     Stage has mapped, or from the move's buffer, and takes their CRC-32 as they lie in the slot. Refused once the slot
     has its receipt.
+    """
+    PullLanding: _grpc.StreamUnaryMultiCallable[_engine_host_service_pb2.PullLandingRequest, _engine_host_service_pb2.PullLandingResponse]
+    """As Pull, of all chunks, from the buffer of a staged move while its bytes land there: the first message says what is
+    wanted, the others how far the bytes have landed. Answered when all lie in the slot.
     """
     Attest: _grpc.UnaryUnaryMultiCallable[_engine_host_service_pb2.AttestRequest, _engine_host_service_pb2.AttestResponse]
     """For movers: issues this side's receipt over chunk CRCs. At the source only while still in the same freeze."""
@@ -129,13 +137,21 @@ class EngineHostServiceAsyncStub(EngineHostServiceStub):
     Freeze: _aio.UnaryUnaryMultiCallable[_engine_host_service_pb2.FreezeRequest, _engine_host_service_pb2.FreezeResponse]  # type: ignore[assignment]
     """For movers, at the source: stops at the next block boundary and makes the manifest."""
     Checksum: _aio.UnaryUnaryMultiCallable[_engine_host_service_pb2.ChecksumRequest, _engine_host_service_pb2.ChecksumResponse]  # type: ignore[assignment]
-    """For movers, at the source of a move with placement DEVICE: the CRC-32 of each chunk, taken on the device; with a
-    staged plan, the state is copied to the move's buffer as well. Only while frozen by that move.
+    """For movers, at the source of a move with placement DEVICE: the CRC-32 of each chunk, taken on the device. Only while
+    frozen by that move.
+    """
+    Fill: _aio.UnaryStreamMultiCallable[_engine_host_service_pb2.FillRequest, _engine_host_service_pb2.FillResponse]  # type: ignore[assignment]
+    """For movers, at the source of a staged move: copies the state to the move's buffer, from its start on, and says how
+    far it is; last, the checksums as Checksum has them.
     """
     Pull: _aio.UnaryUnaryMultiCallable[_engine_host_service_pb2.PullRequest, _engine_host_service_pb2.PullResponse]  # type: ignore[assignment]
     """For movers, at the destination of a move with placement DEVICE: copies chunks from the source's region, which
     Stage has mapped, or from the move's buffer, and takes their CRC-32 as they lie in the slot. Refused once the slot
     has its receipt.
+    """
+    PullLanding: _aio.StreamUnaryMultiCallable[_engine_host_service_pb2.PullLandingRequest, _engine_host_service_pb2.PullLandingResponse]  # type: ignore[assignment]
+    """As Pull, of all chunks, from the buffer of a staged move while its bytes land there: the first message says what is
+    wanted, the others how far the bytes have landed. Answered when all lie in the slot.
     """
     Attest: _aio.UnaryUnaryMultiCallable[_engine_host_service_pb2.AttestRequest, _engine_host_service_pb2.AttestResponse]  # type: ignore[assignment]
     """For movers: issues this side's receipt over chunk CRCs. At the source only while still in the same freeze."""
@@ -293,8 +309,18 @@ class EngineHostServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _engine_host_service_pb2.ChecksumRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_engine_host_service_pb2.ChecksumResponse, _abc.Awaitable[_engine_host_service_pb2.ChecksumResponse]]:
-        """For movers, at the source of a move with placement DEVICE: the CRC-32 of each chunk, taken on the device; with a
-        staged plan, the state is copied to the move's buffer as well. Only while frozen by that move.
+        """For movers, at the source of a move with placement DEVICE: the CRC-32 of each chunk, taken on the device. Only while
+        frozen by that move.
+        """
+
+    @_abc_1.abstractmethod
+    def Fill(
+        self,
+        request: _engine_host_service_pb2.FillRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_engine_host_service_pb2.FillResponse], _abc.AsyncIterator[_engine_host_service_pb2.FillResponse]]:
+        """For movers, at the source of a staged move: copies the state to the move's buffer, from its start on, and says how
+        far it is; last, the checksums as Checksum has them.
         """
 
     @_abc_1.abstractmethod
@@ -306,6 +332,16 @@ class EngineHostServiceServicer(metaclass=_abc_1.ABCMeta):
         """For movers, at the destination of a move with placement DEVICE: copies chunks from the source's region, which
         Stage has mapped, or from the move's buffer, and takes their CRC-32 as they lie in the slot. Refused once the slot
         has its receipt.
+        """
+
+    @_abc_1.abstractmethod
+    def PullLanding(
+        self,
+        request_iterator: _MaybeAsyncIterator[_engine_host_service_pb2.PullLandingRequest],
+        context: _ServicerContext,
+    ) -> _typing.Union[_engine_host_service_pb2.PullLandingResponse, _abc.Awaitable[_engine_host_service_pb2.PullLandingResponse]]:
+        """As Pull, of all chunks, from the buffer of a staged move while its bytes land there: the first message says what is
+        wanted, the others how far the bytes have landed. Answered when all lie in the slot.
         """
 
     @_abc_1.abstractmethod

@@ -310,6 +310,7 @@ class ReceiveRequest(_message.Message):
     START_FIELD_NUMBER: _builtins.int
     FINISH_FIELD_NUMBER: _builtins.int
     BEAT_FIELD_NUMBER: _builtins.int
+    PARTS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def open(self) -> Global___ReceiveOpen:
         """First."""
@@ -326,6 +327,10 @@ class ReceiveRequest(_message.Message):
     def beat(self) -> Global___ReceiveBeat:
         """At any time after open."""
 
+    @_builtins.property
+    def parts(self) -> Global___ReceiveParts:
+        """After start, any number of times."""
+
     def __init__(
         self,
         *,
@@ -333,12 +338,13 @@ class ReceiveRequest(_message.Message):
         start: Global___ReceiveStart | None = ...,
         finish: Global___ReceiveFinish | None = ...,
         beat: Global___ReceiveBeat | None = ...,
+        parts: Global___ReceiveParts | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["beat", b"beat", "finish", b"finish", "message", b"message", "open", b"open", "start", b"start"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["beat", b"beat", "finish", b"finish", "message", b"message", "open", b"open", "parts", b"parts", "start", b"start"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["beat", b"beat", "finish", b"finish", "message", b"message", "open", b"open", "start", b"start"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["beat", b"beat", "finish", b"finish", "message", b"message", "open", b"open", "parts", b"parts", "start", b"start"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["open", "start", "finish", "beat"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["open", "start", "finish", "beat", "parts"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -351,26 +357,48 @@ class ReceiveStart(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     REMAINING_S_FIELD_NUMBER: _builtins.int
-    PARTS_FIELD_NUMBER: _builtins.int
     remaining_s: _builtins.float
     """Seconds left of the deadline."""
-    @_builtins.property
-    def parts(self) -> _containers.RepeatedCompositeFieldContainer[_engine_host_service_pb2.CodedPart]:
-        """With a codec of the device: what the source's buffer holds; no more of it is sent."""
-
     def __init__(
         self,
         *,
         remaining_s: _builtins.float = ...,
-        parts: _abc.Iterable[_engine_host_service_pb2.CodedPart] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["parts", b"parts", "remaining_s", b"remaining_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["remaining_s", b"remaining_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ReceiveStart: _TypeAlias = ReceiveStart  # noqa: Y015
+
+@_typing.final
+class ReceiveParts(_message.Message):
+    """With a codec of the device: what the source's buffer holds, as far as it was not said before."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARTS_FIELD_NUMBER: _builtins.int
+    LAST_FIELD_NUMBER: _builtins.int
+    last: _builtins.bool
+    """Whether these are the last: no more than they take is sent."""
+    @_builtins.property
+    def parts(self) -> _containers.RepeatedCompositeFieldContainer[_engine_host_service_pb2.CodedPart]:
+        """Parts, in order."""
+
+    def __init__(
+        self,
+        *,
+        parts: _abc.Iterable[_engine_host_service_pb2.CodedPart] | None = ...,
+        last: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["last", b"last", "parts", b"parts"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReceiveParts: _TypeAlias = ReceiveParts  # noqa: Y015
 
 @_typing.final
 class ReceiveReady(_message.Message):

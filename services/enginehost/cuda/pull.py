@@ -15,10 +15,13 @@ from enginehost.cuda.crc import DeviceCrc
 from enginehost.device import Memory, Pulled
 from enginehost.staging import Buffer
 from worldline.errors import Cancelled
+from worldline.filling import Filling
 from worldline.plan import Chunk
 
 # Long enough that a copy runs at the link's rate, short enough that little is left to checksum when the last one lands.
 PIECE_BYTES = 128 << 20
+# Where bytes still land, it is the wire that a copy waits for: what is left to copy when the last one is there counts.
+LANDING_PIECE_BYTES = 16 << 20
 # Pieces that are queued before it is asked again whether the caller is still there.
 _AHEAD = 8
 
@@ -96,13 +99,19 @@ class CudaAttached:
         return self._source.using()
 
     def pull(
-        self, into: Memory, chunks: Sequence[Chunk], *, flip: Collection[int], wanted: Callable[[], bool]
+        self,
+        into: Memory,
+        chunks: Sequence[Chunk],
+        *,
+        flip: Collection[int],
+        wanted: Callable[[], bool],
+        source: Filling | None = None,
     ) -> Pulled:
         """See `Attached`."""
         with self._source.using() as address:
             driver.use(self._ordinal)
             try:
-                return self._pull(address, into, chunks, flip, wanted)
+                return self._pull(address, into, chunks, flip, wanted, source)
             finally:
                 # Whatever happened: nothing writes into the slot or reads the source after this.
                 self._stream.synchronize()
@@ -110,22 +119,25 @@ class CudaAttached:
 
     def _pull(
         self,
-        source: int,
+        address: int,
         into: Memory,
         chunks: Sequence[Chunk],
         flip: Collection[int],
         wanted: Callable[[], bool],
+        source: Filling | None,
     ) -> Pulled:
         run = self._crc.run(into.address, chunks)
         started_s = time.monotonic()
         landed: list[torch.cuda.Event] = []
-        for first, until in pieces(chunks):
+        for first, until in pieces(chunks, PIECE_BYTES if source is None else LANDING_PIECE_BYTES):
+            if source is not None:
+                source.require(chunks[first].offset, chunks[until - 1].offset + chunks[until - 1].size_bytes)
             if len(landed) >= _AHEAD:
                 landed[-_AHEAD].synchronize()
             if not wanted():
                 raise Cancelled("the caller has left", reason="CANCELLED")
             for offset, size_bytes in spans([chunk for chunk in chunks[first:until] if not chunk.fill]):
-                driver.copy(into.address + offset, source + offset, size_bytes, self._stream)
+                driver.copy(into.address + offset, address + offset, size_bytes, self._stream)
             for chunk in chunks[first:until]:
                 if chunk.index in flip:
                     with torch.cuda.stream(self._stream):
