@@ -74,6 +74,11 @@ class Filling:
         with self._changed:
             return self._total_bytes is None or offset < self._total_bytes
 
+    def reached(self, end: int) -> bool:
+        """Whether the bytes up to `end` are there."""
+        with self._changed:
+            return self._filled_bytes >= end
+
     def require(self, offset: int, end: int) -> None:
         """Wait until all of these bytes are there. Raises as `covers` does; BadRequest if they will not be."""
         if offset == end:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -60,7 +60,7 @@ class Sending:
         self._checksum = checksum
         self._filling = filling
         self._crcs: list[int | None] = [None] * len(chunks)
-        self._left: Iterator[Chunk] = iter([chunk for chunk in chunks if not chunk.fill])
+        self._left = deque(chunk for chunk in chunks if not chunk.fill)
         self._made = [chunk for chunk in chunks if chunk.fill]
         self._lock = threading.Lock()
         self._cancelled = False
@@ -129,27 +129,31 @@ class Sending:
         reserved: deque[Chunk] = deque()
 
         def take() -> tuple[Piece, Sequence[memoryview]]:
-            reserve()
+            reserve(wait=False)
             return ahead.take(number)
 
-        def reserve() -> None:
-            while ahead.wants(number) and (chunk := self._next()) is not None:
+        def reserve(*, wait: bool) -> None:
+            # With something to send, nothing is waited for.
+            while ahead.wants(number) and (chunk := self._next(wait=wait and not reserved)) is not None:
                 ahead.reserve(number, chunk)
                 reserved.append(chunk)
 
-        reserve()
+        reserve(wait=True)
         while reserved:
             self._send_coded(link, reserved.popleft(), take)
-            reserve()
+            reserve(wait=True)
 
-    def _next(self) -> Chunk | None:
+    def _next(self, *, wait: bool = True) -> Chunk | None:
+        """The next chunk of all streams; None if there is none, or, without `wait`, none that is in the region yet."""
         with self._lock:
-            chunk = next(self._left, None)
-        return chunk if chunk is not None and self._there(chunk) else None
+            if not self._left or not (wait or self._filling is None or self._filling.reached(_end(self._left[0]))):
+                return None
+            chunk = self._left.popleft()
+        return chunk if self._there(chunk) else None
 
     def _there(self, chunk: Chunk) -> bool:
         """Wait until the chunk lies in the region. False: it never will."""
-        return self._filling is None or self._filling.covers(chunk.offset, chunk.offset + chunk.size_bytes)
+        return self._filling is None or self._filling.covers(chunk.offset, _end(chunk))
 
     def _send(self, link: SendLink, chunk: Chunk) -> None:
         crc = 0
@@ -185,6 +189,10 @@ class Sending:
             raise _torn(chunk, before, crc)
         with self._lock:
             self.sent_bytes += chunk.size_bytes
+
+
+def _end(chunk: Chunk) -> int:
+    return chunk.offset + chunk.size_bytes
 
 
 def _torn(chunk: Chunk, before: int, now: int) -> DataLoss:
