@@ -216,7 +216,8 @@ def _of_moves(moves: Sequence[move_pb2.Move], directory: Path, name: str) -> lis
     left = _logged(directory, "checksums", {move.move_id for move in moves})
     committed = Row(f"{name}: freeze to committed, all RPCs", moves[0].total_bytes)
     playable = Row(f"{name}: freeze to playable", 0)
-    filled, carried = Row(f"{name}: device to buffer", 0), Row(f"{name}: wire and into the slot", 0)
+    carried = Row(f"{name}: wire, and into the slot behind it", 0)
+    filled = Row(f"{name}: beside it, device to buffer", 0)
     verify, commit = Row(f"{name}: until both receipts", 0), Row(f"{name}: release and commit", 0)
     for move in moves:
         stages = move.stages
@@ -229,7 +230,7 @@ def _of_moves(moves: Sequence[move_pb2.Move], directory: Path, name: str) -> lis
         verify.seconds.append(until_s)
         commit.seconds.append(stages.release_s + stages.commit_s)
     carried.note = f"{left[moves[-1].move_id]['carried_bytes']:.0f} bytes carried"
-    return [committed, playable, filled, carried, verify, commit]
+    return [committed, playable, carried, filled, verify, commit]
 
 
 def _logged(directory: Path, event: str, ids: set[str]) -> dict[str, Mapping[str, float]]:
@@ -251,7 +252,7 @@ def _write(directory: Path, rows: Sequence[Row], facts: Mapping[str, str | int |
     for row in stored:
         times = " ".join(f"{float(row[key]) * 1e3:9.2f}" for key in ("median_s", "min_s", "max_s"))
         rate = f"{float(row['bytes']) / float(row['median_s']) / 1e9:8.1f} GB/s" if row["bytes"] else " " * 13
-        print(f"{row['name']:<48}{times} ms {rate}  {row.get('note', '')}")
+        print(f"{row['name']:<52}{times} ms {rate}  {row.get('note', '')}")
     print(f"written to {path}")
 
 

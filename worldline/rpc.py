@@ -110,6 +110,10 @@ class _Errors(grpc.ServerInterceptor):  # type: ignore[type-arg]  # generic in i
             return grpc.unary_unary_rpc_method_handler(
                 _unary(handler.unary_unary, details.method), handler.request_deserializer, handler.response_serializer
             )
+        if handler.stream_unary is not None:
+            return grpc.stream_unary_rpc_method_handler(
+                _unary(handler.stream_unary, details.method), handler.request_deserializer, handler.response_serializer
+            )
         if handler.unary_stream is not None:
             return grpc.unary_stream_rpc_method_handler(
                 _stream(handler.unary_stream, details.method), handler.request_deserializer, handler.response_serializer

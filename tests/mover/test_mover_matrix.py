@@ -6,6 +6,7 @@ import itertools
 import mmap
 import os
 import random
+from collections import deque
 from typing import ClassVar
 
 import numpy as np
@@ -61,7 +62,7 @@ class Shuffled(Sending):
 
     def __init__(self, region: memoryview, chunks: tuple[Chunk, ...], *args: object, **kwargs: object) -> None:
         super().__init__(region, chunks, *args, **kwargs)  # type: ignore[arg-type]
-        self._left = iter(random.Random(len(chunks)).sample(chunks, len(chunks)))
+        self._left = deque(random.Random(len(chunks)).sample(chunks, len(chunks)))
 
 
 @pytest.mark.usefixtures("patient")
