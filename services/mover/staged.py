@@ -22,7 +22,8 @@ from mover.pulled import PulledDestination
 from mover.receive import DestinationMove, Inbox
 from mover.running import LONGEST_RESERVE_S
 from worldline import telemetry, wire
-from worldline.codec.parts import Part, carried_bytes, require_parts
+from worldline.codec.parts import Part, carried_bytes, most_parts, require_parts
+from worldline.filling import Filling
 from worldline.plan import DEVICE_CODECS
 from worldline.receipt import Receipt
 
@@ -59,8 +60,14 @@ class StagedSource(SourceMove):
     def _fill(self, job: PlaneJob, peer: Peer, buffer: _Buffer) -> None:
         """Have the host fill its buffer, and both ends know how far it is."""
         coded = self._order.plan.codec in DEVICE_CODECS
+        size_bytes = self._said.total_bytes
+        # What the host says is refused here, by its own error, before either end acts on it.
+        said = Filling(size_bytes, most_parts=most_parts(size_bytes) if coded else 0)
         with telemetry.span("fill"):
             for filled in self._host.fill(self._order.fence, self._order.plan, max(0.001, self._running.remaining_s)):
+                said.advance(filled.filled_bytes, filled.parts, last=filled.last)
+                if coded and filled.last:
+                    require_parts([*buffer.parts, *filled.parts], size_bytes)
                 buffer.parts.extend(filled.parts)
                 buffer.crcs = filled.crcs
                 if coded:
