@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 from e2e_tools import Reference, all_free, await_hold, hold, shown, step, until
 
 from worldline.client import Client
-from worldline.fleet import Fleet
+from worldline.fleet import TWO_NODES, Fleet
 from worldline.move import Fault, FaultKind
 from worldline.plan import Placement
 from worldline.v1 import move_pb2
@@ -14,6 +16,13 @@ from worldline.v1 import move_pb2
 pytestmark = pytest.mark.slow
 
 MOVED, ABORTED = move_pb2.MOVE_STATE_MOVED, move_pb2.MOVE_STATE_ABORTED
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    """Two nodes of these tests alone: what they leave is counted."""
+    with Fleet(tmp_path_factory.mktemp("staged"), TWO_NODES, fault_injection=True) as running:
+        yield running
 
 
 @pytest.mark.parametrize("codec", ["raw", "zstd"])
