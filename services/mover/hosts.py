@@ -182,13 +182,12 @@ class Host:
         call = self._stub.PullLanding.future(landing.requests(), timeout=timeout_s)
 
         def pulled() -> Pulled:
-            landing.end()
             with rpc.calling(self._name):
                 return _pulled(call.result().pulled)
 
         landing.pulled = pulled
         # What goes wrong there before all has landed ends the move now, not when somebody asks.
-        call.add_done_callback(lambda over: self._ended(over))
+        call.add_done_callback(self._ended)
         try:
             with self._stop.waking(call.cancel):
                 yield landing

@@ -140,8 +140,6 @@ class Job:
 
     def cancel(self) -> None:
         """Make a verb that blocks end soon. Any thread, any number of times."""
-        if self._filling is not None:
-            self._filling.stop()
         with self._lock:
             self._cancelled = True
             half, listener = self._half, self._listener

@@ -66,9 +66,9 @@ class StagedSource(SourceMove):
         with telemetry.span("fill"):
             for filled in self._host.fill(self._order.fence, self._order.plan, max(0.001, self._running.remaining_s)):
                 said.advance(filled.filled_bytes, filled.parts, last=filled.last)
-                if coded and filled.last:
-                    require_parts([*buffer.parts, *filled.parts], size_bytes)
                 buffer.parts.extend(filled.parts)
+                if coded and filled.last:
+                    require_parts(buffer.parts, size_bytes)
                 buffer.crcs = filled.crcs
                 if coded:
                     peer.parts(filled.parts, last=filled.last)

@@ -65,9 +65,8 @@ def most_parts(region_bytes: int) -> int:
 
 def require_parts(parts: Sequence[Part], region_bytes: int) -> None:
     """Refuse parts that cannot be of such a region, before any of them is looked at. Raises BadRequest."""
-    planes = [size for segment in segments(region_bytes) for size in segment.planes]
-    if len(parts) != len(planes) or any(
-        not 0 <= part.size_bytes <= plane for part, plane in zip(parts, planes, strict=False)
-    ):
-        what = f"{len(planes)} planes, none longer than its share of {region_bytes} bytes, are needed"
+    if len(parts) != most_parts(region_bytes):
+        what = f"a region of {region_bytes} bytes has {most_parts(region_bytes)} planes"
         raise BadRequest(f"{len(parts)} coded parts: {what}", reason="BAD_PARTS", violations={"parts": what})
+    for number, segment in enumerate(segments(region_bytes)):
+        require_planes(parts[PLANES * number : PLANES * (number + 1)], segment)
